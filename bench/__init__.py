@@ -1,0 +1,1 @@
+"""Benchmarks (pytest-benchmark) and the check of the built distributions."""

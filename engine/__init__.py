@@ -1,0 +1,1 @@
+"""Frozen vision-language encoders in, fine-grained image-text scores out."""

@@ -1,0 +1,1 @@
+"""Triton kernels and their launchers, one file per op; installed as `engine.kernels`."""
