@@ -1,0 +1,421 @@
+"""The world of the scenes: its words, what one scene holds, and which combinations training never sees.
+
+Shapes, colors and materials come in three groups each. A training scene never holds
+
+* two different shapes of the same shape group,
+* a shape of group ``k`` in a color of color group ``k``,
+* a shape of group ``k`` in a material of material group ``k``.
+
+Held-out scenes hold exactly such things: two shapes of one group in that group's own colors. So every pair of
+shapes and every color-shape combination of a held-out test item is new, while each word was seen thousands of times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+SHAPE_GROUPS = (("circle", "star", "arrow"), ("square", "heart", "moon"), ("triangle", "cross", "ring"))
+COLOR_GROUPS = (("red", "green", "white"), ("blue", "yellow", "black"), ("purple", "orange", "cyan"))
+MATERIAL_GROUPS = (("rubber", "striped"), ("metal", "dotted"), ("glass", "checkered"))
+SHAPES = tuple(word for group in SHAPE_GROUPS for word in group)
+COLORS = tuple(word for group in COLOR_GROUPS for word in group)
+MATERIALS = tuple(word for group in MATERIAL_GROUPS for word in group)
+SIZES = ("small", "large")
+MAX_COUNT = 4
+MAX_OBJECTS = 6
+CANVAS = 96
+CELL = 32
+SPLITS = ("train", "in_domain", "held_out", "shifted")
+ATTRIBUTES = SHAPES + COLORS + SIZES + MATERIALS
+
+SHAPE_GROUP = {word: k for k, group in enumerate(SHAPE_GROUPS) for word in group}
+COLOR_GROUP = {word: k for k, group in enumerate(COLOR_GROUPS) for word in group}
+MATERIAL_GROUP = {word: k for k, group in enumerate(MATERIAL_GROUPS) for word in group}
+
+_NEIGHBORS = tuple(
+    tuple(
+        other
+        for other in range(9)
+        if other != cell and abs(other // 3 - cell // 3) <= 1 and abs(other % 3 - cell % 3) <= 1
+    )
+    for cell in range(9)
+)
+
+
+class Group(NamedTuple):
+    """Objects that look the same: ``count`` of one shape, color, size and material."""
+
+    shape: str
+    color: str
+    size: str
+    material: str
+    count: int = 1
+
+
+class Object(NamedTuple):
+    """One thing in the picture: its group, cell, centre and extent in pixels, angle, and color jitter in [-1, 1]."""
+
+    group: int
+    cell: int
+    x: float
+    y: float
+    size_px: int
+    angle_deg: float
+    tint: tuple[float, float, float]
+
+
+class View(NamedTuple):
+    """What of the scene becomes the picture: all of it, a window zoomed in, or a window pasted at native scale."""
+
+    kind: str = "full"
+    x: int = 0
+    y: int = 0
+    side: int = CANVAS
+
+
+FULL_VIEW = View()
+
+
+@dataclass(frozen=True)
+class SceneSpec:
+    """A scene: its groups, its objects, the view, and the indices of the groups that are wholly to be seen.
+
+    Captions speak of ``visible`` groups alone; what is only partly in the view is neither affirmed nor denied.
+    """
+
+    groups: tuple[Group, ...]
+    objects: tuple[Object, ...]
+    visible: tuple[int, ...]
+    view: View = FULL_VIEW
+
+    @property
+    def zoomed(self) -> bool:
+        """Whether absolute scale is lost, so that size words mean nothing."""
+        return self.view.kind == "zoom"
+
+    def visible_groups(self) -> tuple[Group, ...]:
+        """The groups a caption may speak of."""
+        return tuple(self.groups[g] for g in self.visible)
+
+    def group_box(self, group: int) -> tuple[float, float, float, float]:
+        """Box ``(x0, y0, x1, y1)`` in scene pixels around all objects of one group."""
+        mine = [o for o in self.objects if o.group == group]
+        return (
+            min(o.x - o.size_px / 2 for o in mine),
+            min(o.y - o.size_px / 2 for o in mine),
+            max(o.x + o.size_px / 2 for o in mine),
+            max(o.y + o.size_px / 2 for o in mine),
+        )
+
+
+@dataclass(frozen=True)
+class RenderSettings:
+    """How scenes look: palette, sizes, angles, backgrounds, and how often the view is not the whole scene.
+
+    ``palette`` follows ``COLORS``; sizes in pixels; ``contrast`` and ``tone`` in grey levels of 255.
+    """
+
+    name: str
+    palette: tuple[tuple[int, int, int], ...]
+    small_px: float = 17.0
+    large_px: float = 29.0
+    size_jitter: float = 0.1
+    max_angle_deg: float = 10.0
+    color_jitter: float = 9.0
+    tone: tuple[float, float] = (92.0, 168.0)
+    contrast: tuple[float, float] = (3.0, 11.0)
+    plain_share: float = 0.3
+    zoom_share: float = 0.25
+    paste_share: float = 0.15
+
+
+STANDARD = RenderSettings(
+    name="standard",
+    palette=(
+        (214, 32, 36),
+        (28, 150, 52),
+        (246, 246, 246),
+        (36, 70, 216),
+        (244, 216, 36),
+        (18, 18, 20),
+        (136, 44, 176),
+        (246, 130, 20),
+        (56, 208, 224),
+    ),
+)
+SHIFTED = RenderSettings(
+    name="shifted",
+    palette=(
+        (188, 26, 62),
+        (62, 158, 36),
+        (234, 232, 220),
+        (54, 96, 190),
+        (224, 206, 74),
+        (38, 34, 42),
+        (120, 62, 152),
+        (228, 116, 48),
+        (92, 200, 206),
+    ),
+    size_jitter=0.2,
+    max_angle_deg=30.0,
+    contrast=(12.0, 26.0),
+    plain_share=0.0,
+    zoom_share=0.0,
+    paste_share=0.0,
+)
+SETTINGS = {"standard": STANDARD, "shifted": SHIFTED}
+
+
+def pick(rng: np.random.Generator, n: int) -> int:
+    """A uniform integer in ``[0, n)``; several times cheaper than ``rng.integers`` for single draws."""
+    return int(rng.random() * n)
+
+
+def draw(rng: np.random.Generator, items: tuple[str, ...], n: int) -> list[str]:
+    """``n`` different entries of ``items`` in random order."""
+    pool = list(items)
+    return [pool.pop(pick(rng, len(pool))) for _ in range(n)]
+
+
+def allowed_colors(shape: str) -> tuple[str, ...]:
+    """The six colors in which training may show ``shape``."""
+    return _ALLOWED_COLORS[SHAPE_GROUP[shape]]
+
+
+def allowed_materials(shape: str) -> tuple[str, ...]:
+    """The four materials in which training may show ``shape``."""
+    return _ALLOWED_MATERIALS[SHAPE_GROUP[shape]]
+
+
+_ALLOWED_COLORS = tuple(tuple(c for c in COLORS if COLOR_GROUP[c] != k) for k in range(3))
+_ALLOWED_MATERIALS = tuple(tuple(m for m in MATERIALS if MATERIAL_GROUP[m] != k) for k in range(3))
+
+
+def is_training_groups(groups: tuple[Group, ...]) -> bool:
+    """Whether training may show these groups together in one scene."""
+    seen: dict[int, str] = {}
+    for group in groups:
+        k = SHAPE_GROUP[group.shape]
+        if COLOR_GROUP[group.color] == k or MATERIAL_GROUP[group.material] == k:
+            return False
+        if seen.setdefault(k, group.shape) != group.shape:
+            return False
+    return True
+
+
+def is_training_scene(spec: SceneSpec) -> bool:
+    """Whether training may show this scene: nothing held out is in it, visible or not."""
+    return is_training_groups(spec.groups)
+
+
+def is_held_out(spec: SceneSpec) -> bool:
+    """Whether the first two groups are a held-out pair: two shapes of one group, both in that group's own colors."""
+    if len(spec.groups) < 2:
+        return False
+    first, second = spec.groups[:2]
+    k = SHAPE_GROUP[first.shape]
+    return (
+        first.shape != second.shape
+        and SHAPE_GROUP[second.shape] == k
+        and COLOR_GROUP[first.color] == k
+        and COLOR_GROUP[second.color] == k
+    )
+
+
+def sample_scene(
+    rng: np.random.Generator,
+    *,
+    split: str = "train",
+    max_groups: int = 3,
+    settings: RenderSettings = STANDARD,
+) -> SceneSpec:
+    """Draw one scene.
+
+    Args:
+        rng: source of all randomness; equal states give equal scenes.
+        split: "train" (training combinations, with zoomed and pasted views), "in_domain" (the same combinations,
+            whole scenes), "held_out" (two groups, a held-out pair) or "shifted" (a held-out pair among 4-5 groups).
+        max_groups: most groups of a "train" or "in_domain" scene, 1 to 3.
+        settings: sizes, angles and shares of the views.
+
+    Raises:
+        ValueError: for an unknown split or a ``max_groups`` outside 1 to 3.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"sample_scene: split must be one of {', '.join(SPLITS)}, got {split!r}")
+    if not 1 <= max_groups <= 3:
+        raise ValueError(f"sample_scene: max_groups must be 1, 2 or 3, got {max_groups}")
+    if split in ("train", "in_domain"):
+        groups = _training_groups(rng, max_groups)
+    else:
+        groups = _held_out_groups(rng, 4 + pick(rng, 2) if split == "shifted" else 2)
+    spec = place(rng, groups, settings)
+    if split != "train":
+        return spec
+    u = rng.random()
+    if u < settings.zoom_share:
+        return _looked_at(rng, spec, "zoom")
+    if u < settings.zoom_share + settings.paste_share:
+        return _looked_at(rng, spec, "paste")
+    return spec
+
+
+def _counts(rng: np.random.Generator, n_groups: int) -> list[int]:
+    counts: list[int] = []
+    left = MAX_OBJECTS
+    for g in range(n_groups):
+        most = max(1, min(MAX_COUNT, left - (n_groups - 1 - g)))
+        # Many groups are single objects: relations and the plain "a red circle" need them.
+        count = 1 if n_groups > 1 and rng.random() < 0.4 else 1 + pick(rng, most)
+        counts.append(count)
+        left -= count
+    return counts
+
+
+def _training_groups(rng: np.random.Generator, max_groups: int) -> tuple[Group, ...]:
+    n_groups = 1 + pick(rng, max_groups)
+    counts = _counts(rng, n_groups)
+    ranks = [0, 1, 2]
+    groups = []
+    for count in counts:
+        k = ranks.pop(pick(rng, len(ranks)))
+        groups.append(
+            Group(
+                SHAPE_GROUPS[k][pick(rng, 3)],
+                _ALLOWED_COLORS[k][pick(rng, 6)],
+                SIZES[pick(rng, 2)],
+                _ALLOWED_MATERIALS[k][pick(rng, 4)],
+                count,
+            )
+        )
+    return tuple(groups)
+
+
+def _held_out_groups(rng: np.random.Generator, n_groups: int) -> tuple[Group, ...]:
+    k = pick(rng, 3)
+    pair = draw(rng, SHAPE_GROUPS[k], 2)
+    counts = _counts(rng, n_groups)
+    groups = [
+        Group(
+            shape, COLOR_GROUPS[k][pick(rng, 3)], SIZES[pick(rng, 2)], _ALLOWED_MATERIALS[k][pick(rng, 4)], count
+        )
+        for shape, count in zip(pair, counts[:2], strict=True)
+    ]
+    rest = draw(rng, tuple(s for s in SHAPES if s not in pair), n_groups - 2)
+    for shape, count in zip(rest, counts[2:], strict=True):
+        groups.append(random_group(rng, shape, count))
+    return tuple(groups)
+
+
+def random_group(rng: np.random.Generator, shape: str, count: int) -> Group:
+    """A group of ``shape`` with attributes that training allows for it."""
+    colors, materials = allowed_colors(shape), allowed_materials(shape)
+    return Group(
+        shape, colors[pick(rng, len(colors))], SIZES[pick(rng, 2)], materials[pick(rng, len(materials))], count
+    )
+
+
+def cluster_cells(rng: np.random.Generator, counts: list[int]) -> list[list[int]]:
+    """Cells of the 3 x 3 layout for each group, compact where the free cells allow it."""
+    free = set(range(9))
+    # Large groups first, so that a block of free cells is still there; the order of the result is kept.
+    order = sorted(range(len(counts)), key=lambda g: -counts[g])
+    by_group: dict[int, list[int]] = {}
+    for g in order:
+        pool = sorted(free)
+        cells = [pool[pick(rng, len(pool))]]
+        free.discard(cells[0])
+        for _ in range(counts[g] - 1):
+            near = sorted({c for cell in cells for c in _NEIGHBORS[cell] if c in free}) or sorted(free)
+            spans = [_span([*cells, c]) for c in near]
+            best = min(spans)
+            close = [c for c, span in zip(near, spans, strict=True) if span == best]
+            cells.append(close[pick(rng, len(close))])
+            free.discard(cells[-1])
+        by_group[g] = cells
+    return [by_group[g] for g in range(len(counts))]
+
+
+def _span(cells: list[int]) -> int:
+    rows = [c // 3 for c in cells]
+    columns = [c % 3 for c in cells]
+    return (max(rows) - min(rows) + 1) * (max(columns) - min(columns) + 1)
+
+
+def place(
+    rng: np.random.Generator,
+    groups: tuple[Group, ...],
+    settings: RenderSettings,
+    clusters: list[list[int]] | None = None,
+) -> SceneSpec:
+    """Give every object of ``groups`` a cell, a place, a size in pixels, an angle and a tint."""
+    clusters = clusters or cluster_cells(rng, [g.count for g in groups])
+    objects = []
+    for index, (group, cells) in enumerate(zip(groups, clusters, strict=True)):
+        base = settings.small_px if group.size == "small" else settings.large_px
+        middle_x = sum(c % 3 for c in cells) / len(cells) * CELL + CELL / 2
+        middle_y = sum(c // 3 for c in cells) / len(cells) * CELL + CELL / 2
+        # Small objects of one group move together, so that a window can hold all of them.
+        pull = rng.random() * 0.42 if group.size == "small" and len(cells) > 1 else 0.0
+        for cell in cells:
+            u = rng.random(7).tolist()
+            size_px = round(base * (1 + settings.size_jitter * (2 * u[0] - 1)))
+            slack = max(1.5, (CELL - size_px) / 2 - 2) * (1 - pull)
+            x = cell % 3 * CELL + CELL / 2
+            y = cell // 3 * CELL + CELL / 2
+            x += (middle_x - x) * pull + slack * (2 * u[1] - 1)
+            y += (middle_y - y) * pull + slack * (2 * u[2] - 1)
+            half = size_px / 2
+            objects.append(
+                Object(
+                    index,
+                    cell,
+                    min(max(x, half), CANVAS - half),
+                    min(max(y, half), CANVAS - half),
+                    size_px,
+                    settings.max_angle_deg * (2 * u[3] - 1),
+                    (2 * u[4] - 1, 2 * u[5] - 1, 2 * u[6] - 1),
+                )
+            )
+    return SceneSpec(groups, tuple(objects), tuple(range(len(groups))))
+
+
+def _looked_at(rng: np.random.Generator, spec: SceneSpec, kind: str) -> SceneSpec:
+    """The scene seen through a window that holds at least one whole group, or as it is where none fits."""
+    anchor = pick(rng, len(spec.groups))
+    x0, y0, x1, y1 = spec.group_box(anchor)
+    extent = max(x1 - x0, y1 - y0)
+    if kind == "zoom":
+        side = round(CANVAS / (1.5 + 1.5 * rng.random()))
+        if extent > side:
+            side = int(extent) + 2
+        if side > 68:
+            return spec
+    else:
+        side = 32 if rng.random() < 0.5 and extent <= 33 else 48
+        if extent > 49:
+            return spec
+    x = _window_start(rng, x0, x1, side)
+    y = _window_start(rng, y0, y1, side)
+    hidden = {o.group for o in spec.objects if visible_fraction(o, x, y, side) < 0.8}
+    visible = tuple(g for g in range(len(spec.groups)) if g not in hidden)
+    if not visible:
+        return spec
+    return SceneSpec(spec.groups, spec.objects, visible, View(kind, x, y, side))
+
+
+def _window_start(rng: np.random.Generator, low: float, high: float, side: int) -> int:
+    first, last = sorted((high - side, low))
+    start = round(first + (last - first) * rng.random())
+    return min(max(start, 0), CANVAS - side)
+
+
+def visible_fraction(thing: Object, x: int, y: int, side: int) -> float:
+    """Share of an object's box that lies in the window of ``side`` pixels at ``(x, y)``."""
+    half = thing.size_px / 2
+    width = min(thing.x + half, x + side) - max(thing.x - half, x)
+    height = min(thing.y + half, y + side) - max(thing.y - half, y)
+    return max(width, 0.0) * max(height, 0.0) / (thing.size_px * thing.size_px)
