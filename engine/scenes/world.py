@@ -248,18 +248,19 @@ def sample_scene(
         raise ValueError(f"sample_scene: split must be one of {', '.join(SPLITS)}, got {split!r}")
     if not 1 <= max_groups <= 3:
         raise ValueError(f"sample_scene: max_groups must be 1, 2 or 3, got {max_groups}")
-    if split in ("train", "in_domain"):
-        groups = _training_groups(rng, max_groups)
-    else:
-        groups = _held_out_groups(rng, 4 + pick(rng, 2) if split == "shifted" else 2)
-    spec = place(rng, groups, settings)
-    if split != "train":
-        return spec
+    if split in ("held_out", "shifted"):
+        return place(rng, _held_out_groups(rng, 4 + pick(rng, 2) if split == "shifted" else 2), settings)
+    spec = place(rng, _training_groups(rng, max_groups), settings)
     u = rng.random()
-    if u < settings.zoom_share:
-        return _looked_at(rng, spec, "zoom")
-    if u < settings.zoom_share + settings.paste_share:
-        return _looked_at(rng, spec, "paste")
+    if split == "in_domain" or u >= settings.zoom_share + settings.paste_share:
+        return spec
+    kind = "zoom" if u < settings.zoom_share else "paste"
+    # Not every scene has a group that fits a window: draw another scene rather than lose the view's share.
+    for _ in range(6):
+        seen = _looked_at(rng, spec, kind)
+        if seen is not None:
+            return seen
+        spec = place(rng, _training_groups(rng, max_groups), settings)
     return spec
 
 
@@ -383,8 +384,8 @@ def place(
     return SceneSpec(groups, tuple(objects), tuple(range(len(groups))))
 
 
-def _looked_at(rng: np.random.Generator, spec: SceneSpec, kind: str) -> SceneSpec:
-    """The scene seen through a window that holds at least one whole group, or as it is where none fits."""
+def _looked_at(rng: np.random.Generator, spec: SceneSpec, kind: str) -> SceneSpec | None:
+    """The scene seen through a window that holds at least one whole group; None where the group drawn fits none."""
     anchor = pick(rng, len(spec.groups))
     x0, y0, x1, y1 = spec.group_box(anchor)
     extent = max(x1 - x0, y1 - y0)
@@ -393,17 +394,17 @@ def _looked_at(rng: np.random.Generator, spec: SceneSpec, kind: str) -> SceneSpe
         if extent > side:
             side = int(extent) + 2
         if side > 68:
-            return spec
+            return None
     else:
         side = 32 if rng.random() < 0.5 and extent <= 33 else 48
         if extent > 49:
-            return spec
+            return None
     x = _window_start(rng, x0, x1, side)
     y = _window_start(rng, y0, y1, side)
     hidden = {o.group for o in spec.objects if visible_fraction(o, x, y, side) < 0.8}
     visible = tuple(g for g in range(len(spec.groups)) if g not in hidden)
     if not visible:
-        return spec
+        return None
     return SceneSpec(spec.groups, spec.objects, visible, View(kind, x, y, side))
 
 
