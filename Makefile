@@ -31,7 +31,7 @@ test: setup
 	$(BIN)/python -m pytest -q tests
 
 bench: setup
-	$(BIN)/python -m pytest -q bench -o python_files='bench_*.py'
+	$(BIN)/python -m pytest -q bench
 
 check: setup
 	$(BIN)/ruff check .
@@ -42,8 +42,8 @@ clean:
 	rm -rf build dist peaksim.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo
 	rm -f engine/_C.*.so
 
-# Tools of the build and torch first: the rest is then installed without build isolation, so that the
-# extension is built with the pybind11 and setuptools of constraints.txt.
+# Tools of the build first: the package is installed without build isolation, so that they are those of
+# constraints.txt. The extension is left to the next rule, which recompiles no more than what has changed.
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip
@@ -51,7 +51,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	test ! -e $(VENV)/installed-$(if $(filter gpu,$(EXTRA)),cpu,gpu) || $(PIP) uninstall -q -y $(OTHER)
 	rm -f $(VENV)/installed-*
 	$(PIP) install -q -c constraints.txt torch torchvision
-	$(PIP) install -q -c constraints.txt --no-build-isolation -e ".[$(EXTRA),dev]"
+	PEAKSIM_NATIVE=skip $(PIP) install -q -c constraints.txt --no-build-isolation -e ".[$(EXTRA),dev]"
 	touch $@
 
 $(BUILT): $(INSTALLED) $(NATIVE)

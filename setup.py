@@ -6,7 +6,8 @@ suffixes of `ISA_FLAGS` is compiled with that row's flags where the compiler tak
 (`__AVX2__`, `__AVX512F__`, `__AMX_INT8__`, ...) that it has nothing to offer.
 
 A failing build does not fail the installation: the package works without its CPU kernels and says so.
-`PEAKSIM_NATIVE=required` in the environment turns the failure into an error, for developers and CI.
+`PEAKSIM_NATIVE=required` in the environment turns the failure into an error, for developers and CI;
+`PEAKSIM_NATIVE=skip` leaves the extension out.
 """
 
 from __future__ import annotations
@@ -55,10 +56,13 @@ class OptionalBuildExt(build_ext):
     """Compiles the units in parallel, each with its own flags, and survives a missing compiler."""
 
     def build_extension(self, ext: Extension) -> None:
+        native = os.environ.get("PEAKSIM_NATIVE", "optional")
+        if native == "skip":
+            return
         try:
             self._compile_and_link(ext)
         except (BaseError, CCompilerError, OSError) as error:
-            if os.environ.get("PEAKSIM_NATIVE") == "required":
+            if native == "required":
                 raise
             print(
                 f"peaksim: {ext.name} was not built ({type(error).__name__}: {error}). The installation goes "

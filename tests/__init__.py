@@ -1,0 +1,1 @@
+"""Tests; `tests.tolerances` is what they share."""
