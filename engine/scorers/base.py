@@ -1,0 +1,114 @@
+"""The protocol of a scorer: what it needs, how it scores, and how it explains one score."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from engine.features import ImageFeatures, Needs, TextFeatures, missing
+
+
+@dataclass(frozen=True)
+class Match:
+    """One part of a caption and the part of the image it found.
+
+    Attributes
+    ----------
+    text: the words (a token, a segment, or the whole caption).
+    box: half-open pixel rectangle x0, y0, x1, y1 of the upright image.
+    score: similarity of the two, before any weighting.
+    weight: share of this match in the total score (0 = shown, not counted).
+    """
+
+    text: str
+    box: tuple[int, int, int, int]
+    score: float
+    weight: float
+
+
+@dataclass(frozen=True)
+class Scorer(ABC):
+    """One way of scoring images against texts; its options are the fields of the dataclass."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def needs(self) -> Needs:
+        """What the features must hold."""
+
+    @abstractmethod
+    def matrix(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
+        """Similarities ``(n_images, n_texts)``, float32."""
+
+    @abstractmethod
+    def pairs(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
+        """Similarities ``(n,)`` of image i with text i, float32."""
+
+    @abstractmethod
+    def matches(self, images: ImageFeatures, texts: TextFeatures) -> list[Match]:
+        """What found what, for one image and one text (features of one row each)."""
+
+    def check(self, images: ImageFeatures, texts: TextFeatures, *, aligned_taps: Sequence[str] = ()) -> None:
+        """Raise ValueError when the features lack what this scorer needs, or come from different encoders.
+
+        ``aligned_taps`` are the encoder's taps in the text's space, named in the message about a wrong tap.
+        """
+        needs = self.needs()
+        absent = missing(needs, images, texts)
+        if absent:
+            raise ValueError(
+                f"{self.name}: needs {', '.join(absent)}, which the features do not hold; encode them with "
+                f"encode_images/encode_texts(..., scorer={self.name!r})"
+            )
+        if images.fingerprint and texts.fingerprint and images.fingerprint != texts.fingerprint:
+            raise ValueError(
+                f"{self.name}: images were encoded by {images.fingerprint} and texts by {texts.fingerprint}; "
+                "both must come from one encoder"
+            )
+        if needs.regions is not None and images.region_plan not in ("", str(needs.regions)):
+            raise ValueError(
+                f"{self.name}: regions must follow the plan {needs.regions}, got {images.region_plan}; encode the "
+                "images again for this scorer or give the scorer the same options"
+            )
+        if needs.segments and texts.segment_template != needs.segment_template:
+            raise ValueError(
+                f"{self.name}: segments must be encoded in the template {needs.segment_template!r}, got "
+                f"{texts.segment_template!r}; encode the texts again for this scorer"
+            )
+        if needs.aligned and not images.aligned:
+            would_do = ", ".join(map(repr, aligned_taps)) or "one whose spec says aligned (see `peaksim models`)"
+            raise ValueError(
+                f"{self.name}: patches must live in the text's space, but those of tap {images.tap!r} do not; "
+                f"use tap {would_do}"
+            )
+
+    def check_pairs(self, images: ImageFeatures, texts: TextFeatures) -> None:
+        """``check``, and as many images as texts."""
+        self.check(images, texts)
+        if len(images) != len(texts):
+            raise ValueError(
+                f"{self.name}: pairs need as many images as texts, got {len(images)} images and {len(texts)} texts"
+            )
+
+
+def check_choice(who: str, option: str, value: object, known: Sequence[str]) -> None:
+    """Raise ValueError unless the option's value is one of the known ones."""
+    if value not in known:
+        raise ValueError(f"{who}: {option} must be one of {', '.join(map(repr, known))}, got {value!r}")
+
+
+def whole_image(images: ImageFeatures) -> tuple[int, int, int, int]:
+    """The rectangle of the one image of these features; empty when its size is not known."""
+    if images.sizes is None:
+        return 0, 0, 0, 0
+    height, width = images.sizes[0].tolist()
+    return 0, 0, width, height
+
+
+def caption(texts: TextFeatures) -> str:
+    """The words of the one text of these features, or a name for it."""
+    return texts.texts[0] if texts.texts else "caption"

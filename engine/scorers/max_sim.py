@@ -1,0 +1,168 @@
+"""Max-sim over patches and word pieces: every token of one side finds its best partner on the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from engine.features import ImageFeatures, Needs, TextFeatures
+from engine.scorers.base import Match, Scorer, check_choice
+from engine.scorers.late_interaction import matrix_max, mean_weights, pair_max
+
+DIRECTIONS = ("text_to_image", "image_to_text", "symmetric")
+REDUCTIONS = ("mean", "sum")
+
+
+@dataclass(frozen=True)
+class MaxSim(Scorer):
+    """``score(I, T) = Σ_u w_u · max_p ⟨t_u, v_p⟩`` over word pieces u and patches p, both in the shared space.
+
+    Start, end and padding positions of the text carry no word and take no part. Late interaction after
+    Khattab and Zaharia 2020 (ColBERT), the symmetric form after Yao et al. 2021 (FILIP).
+
+    Attributes
+    ----------
+    direction: ``"text_to_image"`` (every word piece finds its best patch), ``"image_to_text"`` (every patch its
+        best word piece) or ``"symmetric"`` (the mean of both).
+    reduction: ``"mean"`` over the kept tokens of the asking side, a cosine again; or their ``"sum"``, which
+        grows with the length of the caption (or the number of patches).
+    temperature: None for the maximum, τ > 0 for the soft one, ``τ·logsumexp(s/τ)``, which lies above it.
+    backend: of the op; None chooses by device, ``"reference"`` is the plain torch form.
+
+    Raises ValueError for an unknown option, unaligned patches, or a text without a word.
+    """
+
+    name: ClassVar[str] = "max_sim"
+    direction: str = "text_to_image"
+    reduction: str = "mean"
+    temperature: float | None = None
+    backend: str | None = None
+
+    def __post_init__(self) -> None:
+        check_choice(self.name, "direction", self.direction, DIRECTIONS)
+        check_choice(self.name, "reduction", self.reduction, REDUCTIONS)
+        if self.temperature is not None and not self.temperature > 0:
+            raise ValueError(f"{self.name}: temperature must be None or above 0, got {self.temperature}")
+
+    def needs(self) -> Needs:
+        """Patches and word pieces in one space."""
+        return Needs(patches=True, aligned=True, tokens=True)
+
+    def matrix(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
+        """Similarities ``(n_images, n_texts)``, float32."""
+        self.check(images, texts)
+        tokens, patches, token_mask, patch_mask = self._sides(images, texts)
+        scores = []
+        if self.direction != "image_to_text":
+            scores.append(self._matrix(tokens, patches, token_mask, patch_mask).T)
+        if self.direction != "text_to_image":
+            scores.append(self._matrix(patches, tokens, patch_mask, token_mask))
+        return (sum(scores) / len(scores)).contiguous()
+
+    def pairs(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
+        """Similarities ``(n,)`` of image i with text i, float32."""
+        self.check_pairs(images, texts)
+        tokens, patches, token_mask, patch_mask = self._sides(images, texts)
+        scores = []
+        if self.direction != "image_to_text":
+            scores.append(self._pairs(tokens, patches, token_mask, patch_mask))
+        if self.direction != "text_to_image":
+            scores.append(self._pairs(patches, tokens, patch_mask, token_mask))
+        return sum(scores) / len(scores)
+
+    def matches(self, images: ImageFeatures, texts: TextFeatures) -> list[Match]:
+        """Every word piece with its best patch, every patch with its best word piece, or both by halves."""
+        self.check_pairs(images, texts)
+        tokens, patches, token_mask, patch_mask = self._sides(images, texts)
+        similarity = tokens[0].float() @ patches[0].float().T  # (T, P)
+        if patch_mask is not None:
+            similarity = similarity.masked_fill(~patch_mask[0], -torch.inf)
+        if token_mask is not None:
+            similarity = similarity.masked_fill(~token_mask[0, :, None], -torch.inf)
+        words = _words(texts)
+        kept_tokens = _kept(token_mask, len(similarity))
+        kept_patches = _kept(patch_mask, similarity.shape[1])
+        found: list[Match] = []
+        half = 0.5 if self.direction == "symmetric" else 1.0
+        if self.direction != "image_to_text":
+            weight = half / len(kept_tokens) if self.reduction == "mean" else half
+            best = similarity.argmax(dim=1).tolist()
+            found += [
+                Match(words[u], patch_box(images, best[u]), float(similarity[u, best[u]]), weight)
+                for u in kept_tokens
+            ]
+        if self.direction != "text_to_image":
+            weight = half / len(kept_patches) if self.reduction == "mean" else half
+            best = similarity.argmax(dim=0).tolist()
+            found += [
+                Match(words[best[p]], patch_box(images, p), float(similarity[best[p], p]), weight)
+                for p in kept_patches
+            ]
+        return found
+
+    def _sides(
+        self, images: ImageFeatures, texts: TextFeatures
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Tokens and patches with their masks, and a check that every side has something to match."""
+        assert texts.tokens is not None and images.patches is not None  # `check` has seen to it
+        for who, mask, labels in (
+            ("text", texts.token_mask, texts.texts),
+            ("image", images.patch_mask, images.ids),
+        ):
+            if mask is None or bool(mask.any(dim=1).all()):
+                continue
+            row = int((~mask.any(dim=1)).nonzero()[0])
+            shown = f" ({labels[row]!r})" if labels else ""
+            raise ValueError(f"{self.name}: every {who} needs something to match, got none in {who} {row}{shown}")
+        return texts.tokens, images.patches, texts.token_mask, images.patch_mask
+
+    def _matrix(self, q: Tensor, d: Tensor, q_mask: Tensor | None, d_mask: Tensor | None) -> Tensor:
+        weights = mean_weights(q, q_mask) if self.reduction == "mean" else None
+        return matrix_max(
+            q,
+            d,
+            q_mask=q_mask,
+            d_mask=d_mask,
+            weights=weights,
+            temperature=self.temperature,
+            backend=self.backend,
+        )
+
+    def _pairs(self, q: Tensor, d: Tensor, q_mask: Tensor | None, d_mask: Tensor | None) -> Tensor:
+        weights = mean_weights(q, q_mask) if self.reduction == "mean" else None
+        return pair_max(
+            q, d, q_mask=q_mask, d_mask=d_mask, weights=weights, temperature=self.temperature
+        )
+
+
+def patch_box(images: ImageFeatures, patch: int) -> tuple[int, int, int, int]:
+    """Pixel rectangle of one patch in the upright image; empty when grid or view are not known."""
+    if images.grid is None or images.views is None:
+        return 0, 0, 0, 0
+    rows, columns = images.grid
+    row, column = divmod(patch, columns)
+    left, top, right, bottom = images.views[0].tolist()
+    width, height = right - left, bottom - top
+    return (
+        left + round(column * width / columns),
+        top + round(row * height / rows),
+        left + round((column + 1) * width / columns),
+        top + round((row + 1) * height / rows),
+    )
+
+
+def _kept(mask: Tensor | None, length: int) -> list[int]:
+    return list(range(length)) if mask is None else mask[0].nonzero().flatten().tolist()
+
+
+def _words(texts: TextFeatures) -> list[str]:
+    """The word piece at each position, or a name for it."""
+    assert texts.tokens is not None
+    length = texts.tokens.shape[1]
+    if texts.token_texts is None:
+        return [f"token {position}" for position in range(length)]
+    words = list(texts.token_texts[0][:length])
+    return words + [""] * (length - len(words))

@@ -1,0 +1,29 @@
+"""The scorers by name."""
+
+from __future__ import annotations
+
+from engine.scorers.base import Scorer
+from engine.scorers.global_cosine import GlobalCosine
+from engine.scorers.max_sim import MaxSim
+from engine.scorers.sgi import SGI
+
+SCORERS: dict[str, type[Scorer]] = {kind.name: kind for kind in (GlobalCosine, MaxSim, SGI)}
+
+
+def get_scorer(scorer: str | Scorer) -> Scorer:
+    """The scorer of this name with its default options; a ``Scorer`` object is given back as it is.
+
+    Raises ValueError for an unknown name and TypeError for anything else.
+
+    Example
+    -------
+    >>> get_scorer("max_sim").reduction
+    'mean'
+    """
+    if isinstance(scorer, Scorer):
+        return scorer
+    if not isinstance(scorer, str):
+        raise TypeError(f"scorer: must be a name or a Scorer object, got {type(scorer).__name__}")
+    if scorer not in SCORERS:
+        raise ValueError(f"scorer: must be one of {', '.join(map(repr, sorted(SCORERS)))}, got {scorer!r}")
+    return SCORERS[scorer]()
