@@ -1,0 +1,280 @@
+"""What every encoder is: a frozen dual encoder with its preprocessing and text rules as one unit.
+
+A family implements four steps (``preprocess``, ``encode_pixels``, ``tokenize``, ``encode_tokens``); batching,
+regions and the joining of features are written once, here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from engine.crops import crop_grid, crops
+from engine.features import ImageFeatures, RegionPlan, TextFeatures
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class EncoderSpec:
+    """Facts about an encoder that travel with its weights.
+
+    Attributes
+    ----------
+    name: what ``engine.load`` was given.
+    family: ``"scenes"``, ``"clip"``, ``"siglip"``, ``"siglip2"``, ``"pe"``, …
+    embed_dim: width D of the shared space.
+    image_size: side of the square input in pixels.
+    grid: rows and columns of the patch grid, None for towers without patches.
+    image_layers, text_layers: number of transformer blocks of each tower.
+    image_width, text_width: hidden widths of each tower.
+    context_length: text positions, start and end included.
+    mean, std: per-channel normalisation of pixels in 0..1.
+    resize: ``"crop"`` (shorter side, then centre crop), ``"squash"`` or ``"pad"``.
+    interpolation: ``"bicubic"`` or ``"bilinear"``.
+    logit_scale, logit_bias: logit = scale * cosine + bias, from the checkpoint.
+    probability: ``"softmax"`` over the texts of an image, or ``"sigmoid"`` for each pair.
+    activation: ``"gelu"``, ``"quick_gelu"``, …
+    taps: patch taps by name; the value says whether the tap is in the text's space.
+    text_rules: one sentence on case, padding and end token.
+    fingerprint: changes whenever weights, preprocessing or text rules change.
+    """
+
+    name: str
+    family: str
+    embed_dim: int
+    image_size: int
+    grid: tuple[int, int] | None
+    image_layers: int
+    text_layers: int
+    image_width: int
+    text_width: int
+    context_length: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    resize: str
+    interpolation: str
+    logit_scale: float
+    logit_bias: float
+    probability: str
+    activation: str
+    taps: Mapping[str, bool] = field(default_factory=dict)
+    text_rules: str = ""
+    fingerprint: str = ""
+
+    @property
+    def default_tap(self) -> str | None:
+        """The first aligned tap, else the first tap, else None."""
+        aligned = [name for name, is_aligned in self.taps.items() if is_aligned]
+        return next(iter(aligned or self.taps), None)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Tokenized captions: ``ids`` and masks ``(B, T)``, the end position ``(B,)``, and what was cut.
+
+    ``attention_mask`` keeps start, word pieces and end; ``word_mask`` the word pieces alone.
+    """
+
+    ids: Tensor
+    attention_mask: Tensor
+    word_mask: Tensor
+    end: Tensor
+    truncated: Tensor
+    texts: tuple[str, ...]
+    token_texts: tuple[tuple[str, ...], ...]
+
+
+class Encoder(ABC):
+    """A frozen dual encoder. Methods may be called from several threads."""
+
+    spec: EncoderSpec
+    device: torch.device
+
+    @abstractmethod
+    def preprocess(self, image: Image.Image) -> Tensor:
+        """An upright RGB image as normalised input ``(3, image_size, image_size)``, float32."""
+
+    @abstractmethod
+    def encode_pixels(self, pixels: Tensor, *, tap: str | None = None, layers: Sequence[int] = ()) -> ImageFeatures:
+        """Features of one batch ``(B, 3, image_size, image_size)``.
+
+        ``tap`` names the patch tap to read (a key of ``spec.taps``), None reads no patches. ``layers`` are
+        1-indexed image blocks whose outputs go to ``hidden``.
+        """
+
+    @abstractmethod
+    def tokenize(self, texts: Sequence[str]) -> Tokens:
+        """Token ids under the family's text rules; too long captions keep their end token and are flagged."""
+
+    @abstractmethod
+    def encode_tokens(self, tokens: Tokens, *, token_vectors: bool = False, layers: Sequence[int] = ()) -> TextFeatures:
+        """Features of one batch of captions; ``token_vectors`` adds ``tokens`` in the shared space."""
+
+    def encode_images(
+        self,
+        images: Sequence[Image.Image],
+        *,
+        tap: str | None = None,
+        layers: Sequence[int] = (),
+        regions: RegionPlan | None = None,
+        boxes: Sequence[np.ndarray] | None = None,
+        batch_size: int = 64,
+        progress: Progress | None = None,
+    ) -> ImageFeatures:
+        """Features of upright RGB images, in order.
+
+        Arguments
+        ---------
+        images: PIL images as ``engine.images.decode`` makes them.
+        tap: patch tap to read, None for no patches.
+        layers: 1-indexed image blocks whose outputs are kept.
+        regions: also encode the regions of this plan.
+        boxes: for each image its own rectangles ``(R, 4)``, taken in place of the plan's grid; the plan's mode
+            and fill still apply.
+        batch_size: images (and crops) in one pass.
+        progress: called with (images done, images in all).
+
+        Raises ValueError for no images, an unknown tap or grid, or features that are not finite.
+        """
+        if len(images) == 0:
+            raise ValueError("encode_images: needs at least one image, got none")
+        self._check_tap(tap)
+        parts = []
+        for start in range(0, len(images), batch_size):
+            batch = images[start : start + batch_size]
+            pixels = torch.stack([self.preprocess(image) for image in batch])
+            part = self.encode_pixels(pixels.to(self.device), tap=tap, layers=layers)
+            sizes = torch.tensor([(image.height, image.width) for image in batch], dtype=torch.int32)
+            views = torch.tensor([view(self.spec.resize, *size) for size in sizes.tolist()], dtype=torch.int32)
+            part = replace(part, sizes=sizes.to(self.device), views=views.to(self.device))
+            if regions is not None:
+                own = None if boxes is None else boxes[start : start + batch_size]
+                part = self._add_regions(part, batch, regions, own, batch_size)
+            _check_finite("encode_images", part.embedding, start)
+            parts.append(part)
+            if progress is not None:
+                progress(start + len(batch), len(images))
+        return ImageFeatures.cat(parts)
+
+    def encode_texts(
+        self,
+        texts: Sequence[str],
+        *,
+        token_vectors: bool = False,
+        layers: Sequence[int] = (),
+        batch_size: int = 64,
+        progress: Progress | None = None,
+    ) -> TextFeatures:
+        """Features of captions, in order. Raises ValueError for no captions, TypeError for what is no string."""
+        if isinstance(texts, str):
+            raise TypeError("encode_texts: texts must be a list of strings, got one string")
+        if len(texts) == 0:
+            raise ValueError("encode_texts: needs at least one text, got none")
+        for row, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise TypeError(f"encode_texts: text {row} must be a string, got {type(text).__name__}")
+        parts = []
+        for start in range(0, len(texts), batch_size):
+            batch = texts[start : start + batch_size]
+            part = self.encode_tokens(self.tokenize(batch), token_vectors=token_vectors, layers=layers)
+            _check_finite("encode_texts", part.embedding, start)
+            parts.append(part)
+            if progress is not None:
+                progress(start + len(batch), len(texts))
+        return TextFeatures.cat(parts)
+
+    def encode_crops(self, pictures: Iterable[Image.Image], *, batch_size: int = 64) -> Tensor:
+        """Global embeddings ``(n, D)`` of many small pictures, ``batch_size`` at a time."""
+        pending: list[Tensor] = []
+        done: list[Tensor] = []
+        for picture in pictures:
+            pending.append(self.preprocess(picture))
+            if len(pending) == batch_size:
+                done.append(self.encode_pixels(torch.stack(pending).to(self.device)).embedding)
+                pending = []
+        if pending:
+            done.append(self.encode_pixels(torch.stack(pending).to(self.device)).embedding)
+        return torch.cat(done)
+
+    def _add_regions(
+        self,
+        part: ImageFeatures,
+        images: Sequence[Image.Image],
+        plan: RegionPlan,
+        own: Sequence[np.ndarray] | None,
+        batch_size: int,
+    ) -> ImageFeatures:
+        if own is None:
+            grid = replace(crop_grid(plan.grid), include_full=plan.full_image)
+            boxes = [grid.boxes(image.height, image.width) for image in images]
+        else:
+            boxes = list(own)
+        fill = tuple(round(255 * value) for value in self.spec.mean) if plan.fill == "mean" else plan.fill
+        pictures = (
+            picture
+            for image, rectangles in zip(images, boxes, strict=True)
+            for picture in crops(image, rectangles, mode=plan.mode, fill=fill)
+        )
+        flat = self.encode_crops(pictures, batch_size=batch_size)
+        counts = [len(rectangles) for rectangles in boxes]
+        width = max(counts)
+        regions = flat.new_zeros(len(images), width, flat.shape[1])
+        mask = torch.zeros(len(images), width, dtype=torch.bool, device=flat.device)
+        padded = np.zeros((len(images), width, 4), dtype=np.int32)
+        for row, vectors in enumerate(flat.split(counts)):
+            regions[row, : counts[row]] = vectors
+            mask[row, : counts[row]] = True
+            padded[row, : counts[row]] = boxes[row]
+        return replace(
+            part,
+            regions=regions,
+            region_mask=mask,
+            boxes=torch.from_numpy(padded).to(flat.device),
+            region_plan=str(plan) if own is None else "",
+        )
+
+    def _check_tap(self, tap: str | None) -> None:
+        if tap is not None and tap not in self.spec.taps:
+            known = ", ".join(repr(name) for name in self.spec.taps) or "none"
+            raise ValueError(f"{self.spec.name}: tap must be one of {known}, got {tap!r}")
+
+
+def view(resize: str, height: int, width: int) -> tuple[int, int, int, int]:
+    """The rectangle x0, y0, x1, y1 of an upright image that the square input shows under a resize policy.
+
+    ``"squash"`` shows the whole image, ``"crop"`` its central square, ``"pad"`` the square around it, which
+    reaches beyond the image's edges. Raises ValueError for another policy.
+    """
+    if resize == "squash":
+        return 0, 0, width, height
+    if resize not in ("crop", "pad"):
+        raise ValueError(f"view: resize must be 'crop', 'squash' or 'pad', got {resize!r}")
+    side = min(height, width) if resize == "crop" else max(height, width)
+    left, top = (width - side) // 2, (height - side) // 2
+    return left, top, left + side, top + side
+
+
+def fingerprint(parts: Mapping[str, object], state: Mapping[str, Tensor]) -> str:
+    """A short hex digest of settings and weights; equal only for the same numbers and the same rules."""
+    digest = hashlib.sha256()
+    for name in sorted(parts):
+        digest.update(f"{name}={parts[name]!r};".encode())
+    for name in sorted(state):
+        tensor = state[name].detach().cpu().contiguous()
+        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _check_finite(who: str, embedding: Tensor, start: int) -> None:
+    bad = (~embedding.isfinite().all(dim=1)).nonzero().flatten()
+    if len(bad):
+        raise ValueError(f"{who}: row {start + int(bad[0])} has a non-finite embedding; check its input and the dtype")

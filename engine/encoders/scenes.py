@@ -1,0 +1,214 @@
+"""The embedded ``scenes`` encoder: trained by this package on rendered scenes, shipped with it."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.resources import as_file, files
+from os import PathLike
+from pathlib import Path
+
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional
+
+from engine.encoders.base import Encoder, EncoderSpec, Tokens, fingerprint
+from engine.encoders.scenes_model import ScenesModel, ScenesModelConfig
+from engine.features import ImageFeatures, TextFeatures
+from engine.images import normalise, resize
+
+MEAN = (0.5, 0.5, 0.5)
+STD = (0.25, 0.25, 0.25)
+SPECIAL = ("<pad>", "<start>", "<end>", "<unknown>")
+FORMAT_VERSION = 1
+TEXT_RULES = "lower case, words only (punctuation dropped), cut keeping the end token; causal, so padding is inert"
+
+
+class WordTokenizer:
+    """Whole words to ids. Positions: start, words, end, padding to the context length."""
+
+    def __init__(self, words: Sequence[str], context_length: int) -> None:
+        self.words = tuple(words)
+        self.context_length = context_length
+        self._ids = {word: index for index, word in enumerate((*SPECIAL, *self.words))}
+        if len(self._ids) != len(SPECIAL) + len(self.words):
+            raise ValueError("WordTokenizer: words must be distinct and none of the special tokens")
+
+    @property
+    def size(self) -> int:
+        """Number of ids."""
+        return len(self._ids)
+
+    def split(self, text: str) -> list[str]:
+        """The words of a text in lower case."""
+        return re.findall(r"[a-z0-9']+", text.lower())
+
+    def unknown(self, text: str) -> list[str]:
+        """The words of a text that the vocabulary lacks."""
+        return [word for word in self.split(text) if word not in self._ids]
+
+    def __call__(self, texts: Sequence[str]) -> Tokens:
+        """Tokens of shape ``(B, context_length)``."""
+        shape = (len(texts), self.context_length)
+        ids = torch.zeros(shape, dtype=torch.int64)
+        attention, words = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool)
+        end, truncated = torch.zeros(len(texts), dtype=torch.int64), torch.zeros(len(texts), dtype=torch.bool)
+        shown = []
+        room = self.context_length - 2
+        for row, text in enumerate(texts):
+            pieces = self.split(text)
+            truncated[row] = len(pieces) > room
+            pieces = ["<start>", *pieces[:room], "<end>"]
+            length = len(pieces)
+            ids[row, :length] = torch.tensor([self._ids.get(piece, self._ids["<unknown>"]) for piece in pieces])
+            attention[row, :length] = True
+            words[row, 1 : length - 1] = True
+            end[row] = length - 1
+            shown.append((*pieces, *["<pad>"] * (self.context_length - length)))
+        return Tokens(ids, attention, words, end, truncated, tuple(texts), tuple(shown))
+
+
+class ScenesEncoder(Encoder):
+    """``ScenesModel`` with its words and pixel rules."""
+
+    def __init__(self, model: ScenesModel, words: Sequence[str], *, name: str, device: torch.device) -> None:
+        config = model.config
+        self.device = device
+        self.tokenizer = WordTokenizer(words, config.context_length)
+        self._model = model.float().eval().requires_grad_(False).to(device)
+        rules = {"words": self.tokenizer.words, "mean": MEAN, "std": STD, "config": asdict(config), "rules": TEXT_RULES}
+        self.spec = EncoderSpec(
+            name=name,
+            family="scenes",
+            embed_dim=config.embed_dim,
+            image_size=config.image_size,
+            grid=(config.side, config.side),
+            image_layers=config.image_layers,
+            text_layers=config.text_layers,
+            image_width=config.width,
+            text_width=config.width,
+            context_length=config.context_length,
+            mean=MEAN,
+            std=STD,
+            resize="squash",
+            interpolation="bicubic",
+            logit_scale=float(model.log_scale.exp()),
+            logit_bias=0.0,
+            probability="softmax",
+            activation="hard_swish",
+            taps={"projected": True, "value": True},
+            text_rules=TEXT_RULES,
+            fingerprint=fingerprint(rules, model.state_dict()),
+        )
+
+    def preprocess(self, image: Image.Image) -> Tensor:
+        size = self.spec.image_size
+        return normalise(resize(image, size, self.spec.resize, self.spec.interpolation), MEAN, STD)
+
+    @torch.no_grad()
+    def encode_pixels(self, pixels: Tensor, *, tap: str | None = None, layers: Sequence[int] = ()) -> ImageFeatures:
+        self._check_tap(tap)
+        tower = self._model.image
+        states, hidden, before_last = tower(pixels, layers)
+        patches = None
+        if tap == "projected":
+            patches = states[:, 1:]
+        elif tap == "value":
+            patches = tower.blocks[-1].value_path(before_last)[:, 1:]
+        if patches is not None:
+            patches = functional.normalize(tower.projection(tower.norm(patches)), dim=-1)
+        return ImageFeatures(
+            embedding=functional.normalize(tower.projection(tower.norm(states[:, 0])), dim=-1),
+            patches=patches,
+            grid=self.spec.grid if patches is not None else None,
+            aligned=patches is not None,
+            tap=tap or "",
+            hidden=hidden,
+            fingerprint=self.spec.fingerprint,
+        )
+
+    def tokenize(self, texts: Sequence[str]) -> Tokens:
+        unknown = sorted({word for text in texts for word in self.tokenizer.unknown(text)})
+        if unknown:
+            warnings.warn(
+                f"scenes: the embedded model knows {len(self.tokenizer.words)} words and not {', '.join(unknown)}; "
+                "they count as one unknown word",
+                UserWarning,
+                stacklevel=2,
+            )
+        return self.tokenizer(texts)
+
+    @torch.no_grad()
+    def encode_tokens(self, tokens: Tokens, *, token_vectors: bool = False, layers: Sequence[int] = ()) -> TextFeatures:
+        tower = self._model.text
+        ids, end = tokens.ids.to(self.device), tokens.end.to(self.device)
+        states, hidden = tower(ids, layers)
+        last = tower.norm(states[torch.arange(len(ids), device=self.device), end])
+        vectors = functional.normalize(tower.projection(tower.norm(states)), dim=-1) if token_vectors else None
+        return TextFeatures(
+            embedding=functional.normalize(tower.projection(last), dim=-1),
+            tokens=vectors,
+            token_mask=tokens.word_mask.to(self.device),
+            attention_mask=tokens.attention_mask.to(self.device),
+            end=end,
+            hidden=hidden,
+            truncated=tokens.truncated,
+            token_texts=tokens.token_texts,
+            texts=tokens.texts,
+            fingerprint=self.spec.fingerprint,
+        )
+
+
+def pixels_from_uint8(images: Tensor) -> Tensor:
+    """``(B, H, W, 3)`` uint8 to the model's normalised input ``(B, 3, H, W)``, float32."""
+    scaled = images.permute(0, 3, 1, 2).float() / 255
+    return ((scaled - MEAN[0]) / STD[0]).contiguous()
+
+
+def save_scenes(folder: str | PathLike[str], model: ScenesModel, words: Sequence[str]) -> None:
+    """Write ``model.safetensors`` (float16) and ``model.json``, which ``load_scenes`` reads."""
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    state = {name: tensor.detach().half().contiguous() for name, tensor in model.state_dict().items()}
+    facts = {"format_version": FORMAT_VERSION, "config": asdict(model.config), "words": list(words)}
+    _replace(target / "model.safetensors", lambda path: save_file(state, path))
+    _replace(target / "model.json", lambda path: path.write_text(json.dumps(facts, indent=1) + "\n"))
+
+
+def load_scenes(
+    folder: str | PathLike[str] | None = None, *, device: torch.device | str = "cpu"
+) -> ScenesEncoder:
+    """The embedded encoder, or one that ``peaksim train scenes`` wrote into ``folder``.
+
+    Raises FileNotFoundError naming the missing file, ValueError for a file of another format.
+    """
+    if folder is not None:
+        return _load_folder(Path(folder), f"scenes:{folder}", torch.device(device))
+    with as_file(files("engine") / "assets" / "scenes") as shipped:
+        return _load_folder(shipped, "scenes", torch.device(device))
+
+
+def _load_folder(folder: Path, name: str, device: torch.device) -> ScenesEncoder:
+    for file in ("model.json", "model.safetensors"):
+        if not (folder / file).is_file():
+            raise FileNotFoundError(f"{name}: {folder / file} is missing; it is written by `peaksim train scenes`")
+    facts = json.loads((folder / "model.json").read_text())
+    if facts.get("format_version") != FORMAT_VERSION:
+        raise ValueError(
+            f"{name}: {folder / 'model.json'} has format {facts.get('format_version')}, wanted {FORMAT_VERSION}"
+        )
+    model = ScenesModel(ScenesModelConfig(**facts["config"]))
+    state = load_file(folder / "model.safetensors")
+    model.load_state_dict({key: tensor.float() for key, tensor in state.items()})
+    return ScenesEncoder(model, facts["words"], name=name, device=device)
+
+
+def _replace(path: Path, write) -> None:  # type: ignore[no-untyped-def]
+    unfinished = path.with_name(path.name + ".part")
+    write(unfinished)
+    unfinished.replace(path)

@@ -1,0 +1,163 @@
+"""The network of the embedded ``scenes`` model: a small ViT and a causal text transformer.
+
+Both towers are pre-norm transformers whose blocks are written out with plain matrix products, so that every
+hidden state has a name and the whole model can be read in one file. The class token of the image tower and the
+end token of the text tower, normalised and projected, are the global embeddings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class ScenesModelConfig:
+    """Sizes of both towers. Everything a checkpoint needs to be rebuilt, besides its words."""
+
+    image_size: int = 96
+    patch_size: int = 16
+    width: int = 128
+    heads: int = 4
+    image_layers: int = 6
+    text_layers: int = 8
+    stem_width: int = 256
+    embed_dim: int = 128
+    context_length: int = 32
+    vocabulary: int = 256
+
+    @property
+    def side(self) -> int:
+        """Patches along one side of the image."""
+        return self.image_size // self.patch_size
+
+
+class Block(nn.Module):
+    """Pre-norm attention and MLP with residuals, ``(B, T, width)`` to the same."""
+
+    def __init__(self, width: int, heads: int, layers: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm_attention = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.norm_mlp = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+        # Residual branches start small, so that the sum over the depth keeps its variance.
+        for linear in (self.out, self.down):
+            nn.init.normal_(linear.weight, std=0.02 / (2 * layers) ** 0.5)
+        for linear in (self.qkv, self.up):
+            nn.init.normal_(linear.weight, std=width**-0.5)
+        for linear in (self.qkv, self.out, self.up, self.down):
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """``bias`` is added to the attention logits: ``(T, T)`` or broadcastable to ``(B, heads, T, T)``."""
+        x = x + self.attention(self.norm_attention(x), bias)
+        return x + self.down(functional.hardswish(self.up(self.norm_mlp(x))))
+
+    def attention(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        batch, length, width = x.shape
+        qkv = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, heads, T, width / heads)
+        # Plain products: on CPUs they beat scaled_dot_product_attention's bfloat16 backward.
+        logits = (q * (q.shape[-1] ** -0.5)) @ k.transpose(-2, -1)  # (B, heads, T, T)
+        if bias is not None:
+            logits = logits + bias
+        mixed = logits.softmax(dim=-1) @ v
+        return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+
+    def value_path(self, x: Tensor) -> Tensor:
+        """What attention would add to each position if it looked at itself alone, ``(B, T, width)``."""
+        width = x.shape[-1]
+        weight, bias = self.qkv.weight[2 * width :], self.qkv.bias[2 * width :]
+        return self.out(functional.linear(self.norm_attention(x), weight, bias))
+
+
+class ImageTower(nn.Module):
+    """Pixels ``(B, 3, S, S)`` to states ``(B, 1 + P, width)``: the class token, then the patches row by row."""
+
+    def __init__(self, config: ScenesModelConfig) -> None:
+        super().__init__()
+        self.patch_size = config.patch_size
+        self.stem_in = nn.Linear(3 * config.patch_size**2, config.stem_width)
+        self.stem_out = nn.Linear(config.stem_width, config.width)
+        self.class_token = nn.Parameter(0.02 * torch.randn(1, 1, config.width))
+        self.positions = nn.Parameter(0.02 * torch.randn(1, 1 + config.side**2, config.width))
+        self.blocks = nn.ModuleList(
+            Block(config.width, config.heads, config.image_layers) for _ in range(config.image_layers)
+        )
+        self.norm = nn.LayerNorm(config.width)
+        self.projection = nn.Linear(config.width, config.embed_dim, bias=False)
+
+    def embed(self, pixels: Tensor) -> Tensor:
+        patches = functional.pixel_unshuffle(pixels, self.patch_size).flatten(2).transpose(1, 2)  # (B, P, 3 s s)
+        states = self.stem_out(functional.hardswish(self.stem_in(patches)))
+        states = torch.cat([self.class_token.expand(len(pixels), -1, -1), states], dim=1)
+        return states + self.positions
+
+    def forward(self, pixels: Tensor, layers: Sequence[int] = ()) -> tuple[Tensor, dict[int, Tensor], Tensor]:
+        """Final states, hidden states of the 1-indexed ``layers``, and the input of the last block."""
+        x = self.embed(pixels)
+        hidden: dict[int, Tensor] = {}
+        before_last = x
+        for layer, block in enumerate(self.blocks, start=1):
+            before_last = x
+            x = block(x)
+            if layer in layers:
+                hidden[layer] = x
+        return x, hidden, before_last
+
+
+class TextTower(nn.Module):
+    """Token ids ``(B, T)`` to states ``(B, T, width)``; causal, so what follows the end token changes nothing."""
+
+    def __init__(self, config: ScenesModelConfig) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        nn.init.normal_(self.embedding.weight, std=0.02)
+        self.positions = nn.Parameter(0.01 * torch.randn(config.context_length, config.width))
+        self.blocks = nn.ModuleList(
+            Block(config.width, config.heads, config.text_layers) for _ in range(config.text_layers)
+        )
+        self.norm = nn.LayerNorm(config.width)
+        self.projection = nn.Linear(config.width, config.embed_dim, bias=False)
+
+    def forward(self, ids: Tensor, layers: Sequence[int] = ()) -> tuple[Tensor, dict[int, Tensor]]:
+        """Final states before the last norm, and hidden states of the 1-indexed ``layers``."""
+        length = ids.shape[1]
+        x = self.embedding(ids) + self.positions[:length]
+        causal = x.new_full((length, length), float("-inf")).triu(1)
+        hidden: dict[int, Tensor] = {}
+        for layer, block in enumerate(self.blocks, start=1):
+            x = block(x, causal)
+            if layer in layers:
+                hidden[layer] = x
+        return x, hidden
+
+
+class ScenesModel(nn.Module):
+    """Both towers and the learned logit scale (stored as its logarithm)."""
+
+    def __init__(self, config: ScenesModelConfig, *, logit_scale: float = 14.0) -> None:
+        super().__init__()
+        self.config = config
+        self.image = ImageTower(config)
+        self.text = TextTower(config)
+        self.log_scale = nn.Parameter(torch.tensor(logit_scale).log())
+
+    def embed_images(self, pixels: Tensor) -> Tensor:
+        """Global embeddings ``(B, D)``, not normalised."""
+        states, _, _ = self.image(pixels)
+        return self.image.projection(self.image.norm(states[:, 0]))
+
+    def embed_texts(self, ids: Tensor, end: Tensor) -> Tensor:
+        """Global embeddings ``(B, D)``, not normalised; ``end (B,)`` is the position of the end token."""
+        states, _ = self.text(ids)
+        last = states[torch.arange(len(ids), device=ids.device), end]
+        return self.text.projection(self.text.norm(last))

@@ -1,0 +1,1 @@
+"""Training of the embedded model and of small heads on frozen features."""

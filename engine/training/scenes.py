@@ -1,0 +1,294 @@
+"""Training of the embedded ``scenes`` model from scratch on rendered scenes.
+
+A symmetric contrastive loss over in-batch pairs, as in CLIP (Radford et al. 2021): no hard negatives and no label
+says which attribute belongs to which object. An auxiliary loss on the class token asks only which attributes are
+present somewhere in the picture (and how many objects, in pictures of one group); it fades out before the end and
+its head is thrown away.
+
+A batch is a pure function of seed and step, so a run that was stopped goes on to the same weights.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from engine.encoders.scenes import WordTokenizer, pixels_from_uint8, save_scenes
+from engine.encoders.scenes_model import ScenesModel, ScenesModelConfig
+from engine.scenes.captions import WORDS
+from engine.scenes.render import training_batch
+
+Evaluate = Callable[[ScenesModel, WordTokenizer], dict[str, float]]
+Report = Callable[[str], None]
+
+COUNTS = 4
+
+
+@dataclass(frozen=True)
+class ScenesTrainConfig:
+    """Settings of one run.
+
+    Attributes
+    ----------
+    output: folder of checkpoint, log and weights.
+    seed: of the initial weights and of every batch.
+    steps, batch_size: length of the run; samples seen = steps * batch_size.
+    learning_rate, warmup_steps, weight_decay, clip_norm: AdamW with cosine decay to zero.
+    presence_weight: of the auxiliary loss at the start; it falls linearly to 0 at ``presence_until`` of the run.
+    one_group_until, two_groups_until: shares of the run in which scenes hold at most one, then two groups.
+    max_scale: bound of the learned logit scale.
+    checkpoint_every, evaluate_every: steps between checkpoints and between evaluations.
+    precision: ``"bfloat16"`` computes in bfloat16 with float32 master weights, ``"float32"`` in float32.
+    threads: CPU threads; 0 keeps torch's own number.
+    """
+
+    output: Path = Path("runs/scenes")
+    seed: int = 0
+    steps: int = 3200
+    batch_size: int = 128
+    learning_rate: float = 1.5e-3
+    warmup_steps: int = 100
+    weight_decay: float = 0.05
+    clip_norm: float = 1.0
+    presence_weight: float = 0.4
+    presence_until: float = 0.75
+    one_group_until: float = 0.08
+    two_groups_until: float = 0.2
+    max_scale: float = 100.0
+    checkpoint_every: int = 100
+    evaluate_every: int = 400
+    precision: str = "bfloat16"
+    threads: int = 0
+    model: ScenesModelConfig = field(default_factory=ScenesModelConfig)
+
+    def __post_init__(self) -> None:
+        if self.precision not in ("bfloat16", "float32"):
+            raise ValueError(
+                f"ScenesTrainConfig: precision must be 'bfloat16' or 'float32', got {self.precision!r}"
+            )
+        if self.steps < 1 or self.batch_size < 2:
+            raise ValueError(
+                "ScenesTrainConfig: steps must be at least 1 and batch_size at least 2, got "
+                f"{self.steps} and {self.batch_size}"
+            )
+
+
+class Trainee(nn.Module):
+    """The model and the head of the auxiliary loss, trained together."""
+
+    def __init__(self, config: ScenesModelConfig, attributes: int) -> None:
+        super().__init__()
+        self.model = ScenesModel(config)
+        self.presence = nn.Linear(config.width, attributes + COUNTS)
+
+    def forward(
+        self, pixels: Tensor, ids: Tensor, end: Tensor, present: Tensor, counts: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Contrastive loss, auxiliary loss, and the share of images that pick their own caption."""
+        states, _, _ = self.model.image(pixels)
+        state = self.model.image.norm(states[:, 0])
+        f = functional.normalize(self.model.image.projection(state).float(), dim=-1)
+        g = functional.normalize(self.model.embed_texts(ids, end).float(), dim=-1)
+        logits = self.model.log_scale.float().exp() * (f @ g.T)
+        target = torch.arange(len(f))
+        contrastive = (functional.cross_entropy(logits, target) + functional.cross_entropy(logits.T, target)) / 2
+        guess = self.presence(state).float()
+        auxiliary = functional.binary_cross_entropy_with_logits(guess[:, :-COUNTS], present)
+        single = counts > 0
+        if single.any():
+            auxiliary = auxiliary + functional.cross_entropy(guess[single, -COUNTS:], counts[single] - 1)
+        return contrastive, auxiliary, (logits.argmax(dim=1) == target).float().mean()
+
+
+class Run:
+    """State of one training: float32 master weights, the copy that computes, and the optimiser."""
+
+    def __init__(self, config: ScenesTrainConfig, attributes: int) -> None:
+        self.config = config
+        torch.manual_seed(config.seed)
+        self.master = Trainee(config.model, attributes)
+        self.worker = Trainee(config.model, attributes)
+        self.worker.load_state_dict(self.master.state_dict())
+        if config.precision == "bfloat16":
+            self.worker.to(torch.bfloat16)
+        decayed = [p for p in self.master.parameters() if p.ndim >= 2]
+        plain = [p for p in self.master.parameters() if p.ndim < 2]
+        self.optimizer = torch.optim.AdamW(
+            [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}],
+            lr=config.learning_rate,
+            betas=(0.9, 0.98),
+            fused=True,
+        )
+        self.step = 0
+        self.seconds = 0.0
+
+    def learning_rate(self) -> float:
+        """Linear warm-up, then cosine to zero."""
+        config = self.config
+        if self.step < config.warmup_steps:
+            return config.learning_rate * (self.step + 1) / config.warmup_steps
+        done = (self.step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
+        return config.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
+
+    def max_groups(self) -> int:
+        share = self.step / self.config.steps
+        return 1 if share < self.config.one_group_until else 2 if share < self.config.two_groups_until else 3
+
+    def advance(self, batch: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]) -> dict[str, float]:
+        """One optimiser step; the losses of the batch."""
+        config = self.config
+        contrastive, auxiliary, accuracy = self.worker(*batch)
+        share = self.step / config.steps
+        weight = config.presence_weight * max(0.0, 1 - share / config.presence_until)
+        (contrastive + weight * auxiliary).backward()
+        for ours, theirs in zip(self.master.parameters(), self.worker.parameters(), strict=True):
+            ours.grad = torch.zeros_like(ours) if theirs.grad is None else theirs.grad.float()
+            theirs.grad = None
+        norm = nn.utils.clip_grad_norm_(self.master.parameters(), config.clip_norm)
+        if not torch.isfinite(norm):
+            raise FloatingPointError(f"train scenes: gradient is not finite at step {self.step}")
+        rate = self.learning_rate()
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        with torch.no_grad():
+            self.master.model.log_scale.clamp_(max=math.log(config.max_scale))
+            for ours, theirs in zip(self.master.parameters(), self.worker.parameters(), strict=True):
+                theirs.copy_(ours)
+        self.step += 1
+        return {
+            "loss": contrastive.item(),
+            "presence_loss": auxiliary.item(),
+            "accuracy": accuracy.item(),
+            "scale": self.master.model.log_scale.exp().item(),
+            "learning_rate": rate,
+        }
+
+    def save(self, path: Path) -> None:
+        """Checkpoint, written aside and renamed."""
+        state = {
+            "weights": self.master.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "step": self.step,
+            "seconds": self.seconds,
+            "settings": _settings(self.config),
+        }
+        unfinished = path.with_suffix(".part")
+        torch.save(state, unfinished)
+        unfinished.replace(path)
+
+    def resume(self, path: Path) -> None:
+        """Go on from a checkpoint of the same settings."""
+        state = torch.load(path, weights_only=True)
+        if state["settings"] != _settings(self.config):
+            raise ValueError(
+                f"train scenes: {path} was written with other settings; choose another output folder or remove it"
+            )
+        self.master.load_state_dict(state["weights"])
+        self.worker.load_state_dict(state["weights"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step, self.seconds = state["step"], state["seconds"]
+
+
+def train(
+    config: ScenesTrainConfig, *, evaluate: Evaluate | None = None, report: Report | None = None
+) -> Path:
+    """Train, or go on with, one seed; the folder of the finished weights.
+
+    Writes ``checkpoint.pt``, ``log.jsonl`` (one line for each 20 steps and each evaluation), and at the end
+    ``model.safetensors`` and ``model.json``, which ``engine.load("scenes:<folder>")`` reads.
+
+    ``evaluate`` gets the model in float32 and returns named figures; ``report`` gets one line of progress.
+    """
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    config.output.mkdir(parents=True, exist_ok=True)
+    tokenizer = WordTokenizer(WORDS, config.model.context_length)
+    if tokenizer.size > config.model.vocabulary:
+        raise ValueError(
+            f"train scenes: vocabulary must hold {tokenizer.size} words, got {config.model.vocabulary}"
+        )
+    attributes = training_batch(config.seed, 0, 2, max_groups=1)[2].shape[1]
+    run = Run(config, attributes)
+    checkpoint = config.output / "checkpoint.pt"
+    if checkpoint.exists():
+        run.resume(checkpoint)
+    log_path = config.output / "log.jsonl"
+    _cut_log(log_path, run.step)
+    started = time.monotonic() - run.seconds
+    with log_path.open("a") as log:
+        while run.step < config.steps:
+            entry = run.advance(_batch(config, run.step, run.max_groups(), tokenizer))
+            run.seconds = time.monotonic() - started
+            last = run.step == config.steps
+            due = run.step % config.evaluate_every == 0 or last
+            if evaluate is not None and due:
+                entry |= evaluate(_float_model(run), tokenizer)
+            if run.step % 20 == 0 or due:
+                entry |= {"step": run.step, "samples": run.step * config.batch_size, "seconds": run.seconds}
+                log.write(json.dumps(entry) + "\n")
+                log.flush()
+                if report is not None:
+                    report(_line(config, run, entry))
+            if run.step % config.checkpoint_every == 0 or last:
+                run.save(checkpoint)
+    save_scenes(config.output, _float_model(run), WORDS)
+    return config.output
+
+
+def _batch(
+    config: ScenesTrainConfig, step: int, max_groups: int, tokenizer: WordTokenizer
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    images, captions, present, counts = training_batch(
+        config.seed, step, config.batch_size, max_groups=max_groups
+    )
+    pixels = pixels_from_uint8(torch.from_numpy(images))
+    if config.precision == "bfloat16":
+        pixels = pixels.to(torch.bfloat16)
+    tokens = tokenizer(captions)
+    length = int(tokens.end.max()) + 1
+    return (
+        pixels,
+        tokens.ids[:, :length],
+        tokens.end,
+        torch.from_numpy(present).float(),
+        torch.from_numpy(counts).long(),
+    )
+
+
+def _float_model(run: Run) -> ScenesModel:
+    model = ScenesModel(run.config.model)
+    model.load_state_dict(run.master.model.state_dict())
+    return model.eval().requires_grad_(False)
+
+
+def _settings(config: ScenesTrainConfig) -> dict[str, object]:
+    """What must be equal for a checkpoint to be continued."""
+    settings = asdict(config)
+    for free in ("output", "threads", "checkpoint_every", "evaluate_every"):
+        settings.pop(free)
+    return settings
+
+
+def _cut_log(path: Path, step: int) -> None:
+    """Drop what was logged after the checkpoint: those steps will be run again."""
+    if path.exists():
+        lines = [line for line in path.read_text().splitlines() if line and json.loads(line)["step"] <= step]
+        path.write_text("".join(line + "\n" for line in lines))
+
+
+def _line(config: ScenesTrainConfig, run: Run, entry: dict[str, float]) -> str:
+    rate = run.step * config.batch_size / max(run.seconds, 1e-9)
+    left = (config.steps - run.step) * config.batch_size / rate
+    return (
+        f"step {run.step}/{config.steps}  loss {entry['loss']:.3f}  presence {entry['presence_loss']:.3f}  "
+        f"in-batch {entry['accuracy']:.2f}  {rate:.0f} samples/s  {left / 60:.0f} min left"
+    )
