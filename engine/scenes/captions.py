@@ -1,8 +1,9 @@
 """English captions of scenes: what is to be seen, how many, where, and what is not.
 
-Word order is count, size, color, material, shape: "two small red striped circles". Every caption is true of its
-scene: affirmed groups are wholly visible with exactly that count, relations hold by at least 24 pixels, and what is
-denied matches no group of the scene, seen or not. Not even a denied phrase names a held-out combination.
+Word order is count, size, color, material, shape: "two small red striped circles". Every caption is true of
+its scene: affirmed groups are wholly visible with exactly that count, relations hold by at least 24 pixels,
+and what is denied matches no group of the scene, seen or not. "next to" and "beside" only join, without a
+claim on distance. Not even a denied phrase names a held-out combination.
 """
 
 from __future__ import annotations
@@ -48,15 +49,17 @@ COLOR_SHARE, SIZE_SHARE, MATERIAL_SHARE = 0.75, 0.45, 0.45
 _DENIAL_ENDINGS = (" and no {}", " but no {}", " without {}", ", no {}")
 _DENIALS = ("there is no {}", "no {} is present", "there is no {} in the image", "an image without {}")
 _TEMPLATE_WORDS = (
-    "a an the of in on with and no not without but is are there this that it photo picture image scene drawing "
-    "showing shows show next to beside left right above below present absent included excluded feature features "
-    "featured does do contain contains object objects thing things shape shapes we see any only one two three four "
-    "five six many several some all other near under over between both neither nor or side top bottom has have none "
-    "rendering render painting illustration depicts depicted visible color colored size material made which where "
-    "than more less same different big little"
-).split()
+    "a an the of in on with and no not without but is are there this that it photo picture image scene "
+    "drawing showing shows show next to beside left right above below present absent included excluded "
+    "feature features featured does do contain contains object objects thing things shape shapes we see "
+    "any only one two three four five six many several some all other near under over between both "
+    "neither nor or side top bottom has have none rendering render painting illustration depicts depicted "
+    "visible color colored size material made which where than more less same different big little"
+)
 WORDS = tuple(
-    dict.fromkeys([*_TEMPLATE_WORDS, *SHAPES, *PLURALS.values(), *COLORS, *MATERIALS, *SIZES, ",", "."])
+    dict.fromkeys(
+        [*_TEMPLATE_WORDS.split(), *SHAPES, *PLURALS.values(), *COLORS, *MATERIALS, *SIZES, ",", "."]
+    )
 )
 
 
@@ -118,8 +121,9 @@ def relations_between(first: tuple[float, float], second: tuple[float, float]) -
 def absent_phrase(groups: Sequence[Group], rng: np.random.Generator) -> str | None:
     """A noun phrase without article that matches none of ``groups``, or None where a few draws find none.
 
-    It is a shape, a color and a shape, a material and a shape, or a color or material and "object". Together with
-    ``groups`` it names no held-out combination: its shape is one of the scene's or of an unused shape group.
+    It is a shape, a color and a shape, a material and a shape, or a color or material and "object".
+    Together with ``groups`` it names no held-out combination: its shape is one of the scene's or of an
+    unused shape group.
     """
     taken = {SHAPE_GROUP[g.shape]: g.shape for g in groups}
     for _ in range(6):
@@ -177,7 +181,8 @@ def caption_for(
         groups: the groups that may be spoken of.
         rng: source of all randomness.
         sizes: whether size words may be used.
-        centres: for each group the centre of its single object, None for several objects; needed for relations.
+        centres: for each group the centre of its single object, None for several objects; needed for
+            relations.
         others: groups that are in the picture but not to be spoken of; nothing that matches them is denied.
         negated_share: share of captions that also, or only, deny something.
 

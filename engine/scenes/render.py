@@ -14,15 +14,13 @@ import numpy as np
 from PIL import Image
 
 from engine.scenes.captions import caption_of
+from engine.scenes.settings import STANDARD, RenderSettings
 from engine.scenes.world import (
     ATTRIBUTES,
     CANVAS,
     COLORS,
-    STANDARD,
     Object,
-    RenderSettings,
     SceneSpec,
-    pick,
     sample_scene,
     visible_fraction,
 )
@@ -43,7 +41,7 @@ class Sprite(NamedTuple):
 
 
 class TrainingBatch(NamedTuple):
-    """Pictures uint8 ``(B, 96, 96, 3)``, captions, attribute targets float32 ``(B, 26)``, counts int64 ``(B,)``."""
+    """Images uint8 ``(B, 96, 96, 3)``, captions, presence float32 ``(B, 26)`` and counts int64 ``(B,)``."""
 
     images: np.ndarray
     captions: list[str]
@@ -257,8 +255,8 @@ def _seen_through(picture: np.ndarray, spec: SceneSpec, rng: np.random.Generator
 def render(spec: SceneSpec, rng: np.random.Generator, settings: RenderSettings = STANDARD) -> np.ndarray:
     """Draw a scene as uint8 ``(96, 96, 3)``.
 
-    ``rng`` decides the background alone (and how a view is resampled or filled): two scenes drawn from equal states
-    share it. Later objects cover earlier ones where they touch.
+    ``rng`` decides the background alone (and how a view is resampled or filled): two scenes drawn from
+    equal states share it. Later objects cover earlier ones where they touch.
     """
     canvas = _background(rng, settings)
     for thing in spec.objects:
@@ -271,8 +269,8 @@ def render(spec: SceneSpec, rng: np.random.Generator, settings: RenderSettings =
 def presence_of(spec: SceneSpec) -> np.ndarray:
     """Which attributes are to be seen: float32 ``(26,)`` in the order of ``ATTRIBUTES``.
 
-    1 where at least half of one object with the attribute is in view, else 0. In a zoomed picture both sizes are
-    0.5, since scale is lost.
+    1 where at least half of one object with the attribute is in view, else 0. In a zoomed picture both
+    sizes are 0.5, since scale is lost.
     """
     target = np.zeros(len(ATTRIBUTES), np.float32)
     _, x, y, side = spec.view
@@ -302,8 +300,9 @@ def training_batch(
         settings: how scenes look.
 
     Returns:
-        ``TrainingBatch``: ``images`` uint8 ``(B, 96, 96, 3)``; ``captions``; ``presence`` float32 ``(B, 26)`` as in
-        ``presence_of``; ``counts`` int64 ``(B,)``: the number of objects where one group is all there is, else -1.
+        ``TrainingBatch``: ``images`` uint8 ``(B, 96, 96, 3)``; ``captions``; ``presence`` as in
+        ``presence_of``, float32 ``(B, 26)``; ``counts`` int64 ``(B,)``: the number of objects where one group
+        is all there is, else -1.
     """
     rng = np.random.default_rng((seed, step))
     images = np.empty((batch_size, CANVAS, CANVAS, 3), np.uint8)
@@ -318,10 +317,3 @@ def training_batch(
         if len(spec.groups) == 1:
             counts[index] = spec.groups[0].count
     return TrainingBatch(images, captions, presence, counts)
-
-
-def random_picture(seed: int, settings: RenderSettings = STANDARD) -> tuple[SceneSpec, np.ndarray]:
-    """A scene of the training world and its picture, for demonstrations."""
-    rng = np.random.default_rng(seed)
-    spec = sample_scene(rng, split="in_domain", max_groups=1 + pick(rng, 3), settings=settings)
-    return spec, render(spec, rng, settings)

@@ -7,7 +7,8 @@ Shapes, colors and materials come in three groups each. A training scene never h
 * a shape of group ``k`` in a material of material group ``k``.
 
 Held-out scenes hold exactly such things: two shapes of one group in that group's own colors. So every pair of
-shapes and every color-shape combination of a held-out test item is new, while each word was seen thousands of times.
+shapes and every color-shape combination of a held-out test item is new, while each word was seen thousands
+of times.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+
+from engine.scenes.settings import STANDARD, RenderSettings
 
 SHAPE_GROUPS = (("circle", "star", "arrow"), ("square", "heart", "moon"), ("triangle", "cross", "ring"))
 COLOR_GROUPS = (("red", "green", "white"), ("blue", "yellow", "black"), ("purple", "orange", "cyan"))
@@ -56,7 +59,7 @@ class Group(NamedTuple):
 
 
 class Object(NamedTuple):
-    """One thing in the picture: its group, cell, centre and extent in pixels, angle, and color jitter in [-1, 1]."""
+    """One thing: its group, cell, centre and extent in pixels, angle, and color jitter in [-1, 1]."""
 
     group: int
     cell: int
@@ -68,7 +71,7 @@ class Object(NamedTuple):
 
 
 class View(NamedTuple):
-    """What of the scene becomes the picture: all of it, a window zoomed in, or a window pasted at native scale."""
+    """What becomes the picture: "full", a window zoomed in ("zoom") or kept at native scale ("paste")."""
 
     kind: str = "full"
     x: int = 0
@@ -81,9 +84,10 @@ FULL_VIEW = View()
 
 @dataclass(frozen=True)
 class SceneSpec:
-    """A scene: its groups, its objects, the view, and the indices of the groups that are wholly to be seen.
+    """A scene: its groups, its objects, the view, and the indices of the groups wholly in view.
 
-    Captions speak of ``visible`` groups alone; what is only partly in the view is neither affirmed nor denied.
+    Captions speak of ``visible`` groups alone; what is only partly in the view is neither affirmed nor
+    denied.
     """
 
     groups: tuple[Group, ...]
@@ -109,64 +113,6 @@ class SceneSpec:
             max(o.x + o.size_px / 2 for o in mine),
             max(o.y + o.size_px / 2 for o in mine),
         )
-
-
-@dataclass(frozen=True)
-class RenderSettings:
-    """How scenes look: palette, sizes, angles, backgrounds, and how often the view is not the whole scene.
-
-    ``palette`` follows ``COLORS``; sizes in pixels; ``contrast`` and ``tone`` in grey levels of 255.
-    """
-
-    name: str
-    palette: tuple[tuple[int, int, int], ...]
-    small_px: float = 17.0
-    large_px: float = 29.0
-    size_jitter: float = 0.1
-    max_angle_deg: float = 10.0
-    color_jitter: float = 9.0
-    tone: tuple[float, float] = (92.0, 168.0)
-    contrast: tuple[float, float] = (3.0, 11.0)
-    plain_share: float = 0.3
-    zoom_share: float = 0.25
-    paste_share: float = 0.15
-
-
-STANDARD = RenderSettings(
-    name="standard",
-    palette=(
-        (214, 32, 36),
-        (28, 150, 52),
-        (246, 246, 246),
-        (36, 70, 216),
-        (244, 216, 36),
-        (18, 18, 20),
-        (136, 44, 176),
-        (246, 130, 20),
-        (56, 208, 224),
-    ),
-)
-SHIFTED = RenderSettings(
-    name="shifted",
-    palette=(
-        (188, 26, 62),
-        (62, 158, 36),
-        (234, 232, 220),
-        (54, 96, 190),
-        (224, 206, 74),
-        (38, 34, 42),
-        (120, 62, 152),
-        (228, 116, 48),
-        (92, 200, 206),
-    ),
-    size_jitter=0.2,
-    max_angle_deg=30.0,
-    contrast=(12.0, 26.0),
-    plain_share=0.0,
-    zoom_share=0.0,
-    paste_share=0.0,
-)
-SETTINGS = {"standard": STANDARD, "shifted": SHIFTED}
 
 
 def pick(rng: np.random.Generator, n: int) -> int:
@@ -212,7 +158,7 @@ def is_training_scene(spec: SceneSpec) -> bool:
 
 
 def is_held_out(spec: SceneSpec) -> bool:
-    """Whether the first two groups are a held-out pair: two shapes of one group, both in that group's own colors."""
+    """Whether the first two groups are a held-out pair: shapes of one group, both in its own colors."""
     if len(spec.groups) < 2:
         return False
     first, second = spec.groups[:2]
@@ -236,8 +182,9 @@ def sample_scene(
 
     Args:
         rng: source of all randomness; equal states give equal scenes.
-        split: "train" (training combinations, with zoomed and pasted views), "in_domain" (the same combinations,
-            whole scenes), "held_out" (two groups, a held-out pair) or "shifted" (a held-out pair among 4-5 groups).
+        split: "train" (training combinations, with zoomed and pasted views), "in_domain" (the same
+            combinations, whole scenes), "held_out" (two groups, a held-out pair) or "shifted" (a held-out
+            pair among 4-5 groups).
         max_groups: most groups of a "train" or "in_domain" scene, 1 to 3.
         settings: sizes, angles and shares of the views.
 
@@ -301,7 +248,11 @@ def _held_out_groups(rng: np.random.Generator, n_groups: int) -> tuple[Group, ..
     counts = _counts(rng, n_groups)
     groups = [
         Group(
-            shape, COLOR_GROUPS[k][pick(rng, 3)], SIZES[pick(rng, 2)], _ALLOWED_MATERIALS[k][pick(rng, 4)], count
+            shape,
+            COLOR_GROUPS[k][pick(rng, 3)],
+            SIZES[pick(rng, 2)],
+            _ALLOWED_MATERIALS[k][pick(rng, 4)],
+            count,
         )
         for shape, count in zip(pair, counts[:2], strict=True)
     ]
@@ -315,7 +266,11 @@ def random_group(rng: np.random.Generator, shape: str, count: int) -> Group:
     """A group of ``shape`` with attributes that training allows for it."""
     colors, materials = allowed_colors(shape), allowed_materials(shape)
     return Group(
-        shape, colors[pick(rng, len(colors))], SIZES[pick(rng, 2)], materials[pick(rng, len(materials))], count
+        shape,
+        colors[pick(rng, len(colors))],
+        SIZES[pick(rng, 2)],
+        materials[pick(rng, len(materials))],
+        count,
     )
 
 
@@ -385,7 +340,7 @@ def place(
 
 
 def _looked_at(rng: np.random.Generator, spec: SceneSpec, kind: str) -> SceneSpec | None:
-    """The scene seen through a window that holds at least one whole group; None where the group drawn fits none."""
+    """The scene through a window that holds a whole group; None where the group drawn fits no window."""
     anchor = pick(rng, len(spec.groups))
     x0, y0, x1, y1 = spec.group_box(anchor)
     extent = max(x1 - x0, y1 - y0)
