@@ -10,14 +10,16 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 EXTRA  := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 OTHER  := $(if $(filter gpu,$(EXTRA)),faiss-cpu onnxruntime,faiss-gpu onnxruntime-gpu)
 
-# With a C++ compiler at hand a failing build of the extension is an error; without one it is a notice.
-CXX    ?= c++
-export PEAKSIM_NATIVE := $(shell command -v $(CXX) >/dev/null 2>&1 && echo required || echo optional)
+# With a C++ compiler and Python's headers at hand a failing build of the extension is an error; without
+# them it is a notice.
+HEADER := import os, sysconfig; print(os.path.join(sysconfig.get_path("include"), "Python.h"))
+export PEAKSIM_NATIVE := $(shell command -v $(CXX) >/dev/null 2>&1 && test -e "$$($(PYTHON) -c '$(HEADER)')" \
+    && echo required || echo optional)
 
 # What decides whether something is to be done: the requirements, and the sources of the extension.
 INSTALLED := $(VENV)/installed-$(EXTRA)
 BUILT     := $(VENV)/built
-NATIVE    := $(shell find csrc -type f -name '*.?pp') setup.py
+NATIVE    := $(shell find csrc -type f -name '*.?pp' 2>/dev/null) setup.py
 
 .PHONY: setup demo test bench check clean
 .DELETE_ON_ERROR:
