@@ -24,6 +24,7 @@ from setuptools.errors import BaseError, CCompilerError
 from setuptools.modified import newer_group
 
 ROOT = Path(__file__).parent.resolve()
+NATIVE = os.environ.get("PEAKSIM_NATIVE", "optional")
 
 _AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 _AVX512 = [*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
@@ -56,13 +57,12 @@ class OptionalBuildExt(build_ext):
     """Compiles the units in parallel, each with its own flags, and survives a missing compiler."""
 
     def build_extension(self, ext: Extension) -> None:
-        native = os.environ.get("PEAKSIM_NATIVE", "optional")
-        if native == "skip":
+        if NATIVE == "skip":
             return
         try:
             self._compile_and_link(ext)
         except (BaseError, CCompilerError, OSError) as error:
-            if native == "required":
+            if NATIVE == "required":
                 raise
             print(
                 f"peaksim: {ext.name} was not built ({type(error).__name__}: {error}). The installation goes "
@@ -129,7 +129,7 @@ def extension() -> Extension:
         include_dirs=["csrc", pybind11.get_include()],
         language="c++",
         # Lets the in-place copy and the wheel go on when there is no library to copy.
-        optional=True,
+        optional=NATIVE != "required",
     )
 
 
