@@ -1,0 +1,181 @@
+"""Reading annotation files and finding the images they name: literally, safely, and never a wrong one."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from os import PathLike
+from os.path import isfile
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeAlias
+
+FilePath: TypeAlias = str | PathLike[str]
+MAX_CELL_CHARS = 100_000
+
+
+def read_json(path: FilePath) -> Any:
+    """A JSON file in UTF-8. Raises ValueError for broken JSON or a key that comes twice in one object."""
+    with open(path, encoding="utf-8-sig") as file:
+        try:
+            return json.load(file, object_pairs_hook=_without_doubles)
+        except ValueError as error:
+            raise ValueError(f"read_json: {path} must be JSON without double keys: {error}") from error
+
+
+def read_json_lines(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line number and object of each line that is not blank. Raises ValueError naming the line."""
+    with open(path, encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                value = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"read_json_lines: {path} line {number} must be JSON: {error}") from error
+            if not isinstance(value, dict):
+                raise ValueError(
+                    f"read_json_lines: {path} line {number} must be an object, got {value!r:.80}"
+                )
+            yield number, value
+
+
+def read_csv(path: FilePath, columns: Sequence[str], *, delimiter: str = ",") -> list[dict[str, str]]:
+    """Rows of a CSV file with a header, by column name; the columns' order is free, further ones are kept.
+
+    Raises ValueError when a wanted column is absent or a row has another number of cells than the header.
+    """
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, delimiter=delimiter, strict=True)
+        header = reader.fieldnames or []
+        absent = [column for column in columns if column not in header]
+        if absent:
+            raise ValueError(f"read_csv: {path} must have columns {list(columns)}, got {list(header)}")
+        rows = []
+        for row in reader:
+            if None in row or None in row.values():
+                raise ValueError(
+                    f"read_csv: {path} line {reader.line_num} must have {len(header)} cells like the header"
+                )
+            rows.append(dict(row))
+    return rows
+
+
+def parse_text_list(cell: str, *, where: str) -> list[str]:
+    """The strings of a cell that holds a list, as JSON or as a Python literal. Nothing is ever evaluated.
+
+    >>> parse_text_list('["a"]', where="row 1"), parse_text_list("['it', \\"it's\\"]", where="row 2")
+    (['a'], ['it', "it's"])
+    """
+    if len(cell) > MAX_CELL_CHARS:
+        raise ValueError(f"{where}: a list cell may hold {MAX_CELL_CHARS} characters, got {len(cell)}")
+    try:
+        value = json.loads(cell)
+    except (ValueError, RecursionError):
+        try:
+            value = ast.literal_eval(cell)
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+            raise ValueError(f"{where}: wanted a list of texts as a literal, got {cell[:80]!r}") from error
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise ValueError(f"{where}: wanted a list of texts as a literal, got {cell[:80]!r}")
+    return value
+
+
+def text_field(row: dict[str, Any], name: str, *, where: str, empty: bool = False) -> str:
+    """The string in field ``name``, with every blank it has; ``empty=True`` also allows one of blanks only.
+
+    Raises ValueError when it is absent, of another type or empty.
+    """
+    value = row.get(name)
+    if not isinstance(value, str) or (not empty and not value.strip()):
+        raise ValueError(f"{where}: field {name!r} must be a text that is not empty, got {value!r}")
+    return value
+
+
+def int_field(row: dict[str, Any], name: str, *, where: str) -> int:
+    """The integer in field ``name``, written as a number or as text. Raises ValueError otherwise."""
+    value = row.get(name)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.strip().removeprefix("-").isdecimal():
+        return int(value)
+    raise ValueError(f"{where}: field {name!r} must be an integer, got {value!r}")
+
+
+class ImageFolder:
+    """Finds the files that an annotation file names, below one folder of the user's.
+
+    A name is taken literally: no URL decoding, no case folding. Annotation files often carry the path of
+    somebody else's machine (``data/coco/images/val2017/x.jpg``): the longest tail of the name that exists
+    below the folder is the file. Two different names that would end at one file are refused, for then one of
+    them shows the wrong picture.
+
+    Arguments: ``folder``, or None to read the annotations alone (every path stays None, nothing is missing);
+    ``who`` reads, for messages.
+    """
+
+    def __init__(self, folder: FilePath | None, who: str) -> None:
+        self.folder = None if folder is None else Path(folder)
+        self.who = who
+        self._found: dict[str, Path | None] = {}
+        self._taken: dict[Path, str] = {}
+        if self.folder is not None and not self.folder.is_dir():
+            raise FileNotFoundError(f"{who}: the image folder {self.folder} must be a folder, it is none")
+
+    def find(self, name: str) -> Path | None:
+        """The file, or None when it is missing (``missing`` then lists it) or there is no folder."""
+        if self.folder is None:
+            return None
+        if name not in self._found:
+            path = self._search(name)
+            if path is not None:
+                other = self._taken.setdefault(path, name)
+                if other != name:
+                    raise ValueError(
+                        f"{self.who}: images {other!r} and {name!r} would both be {path}; give the folder "
+                        "that holds them apart"
+                    )
+            self._found[name] = path
+        return self._found[name]
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Names that were asked for and have no file."""
+        if self.folder is None:
+            return ()
+        return tuple(name for name, path in self._found.items() if path is None)
+
+    def check(self, on_missing: str) -> tuple[str, ...]:
+        """The missing names. Raises FileNotFoundError if there are any and ``on_missing`` is ``"error"``."""
+        if on_missing not in ("error", "skip"):
+            raise ValueError(f"{self.who}: on_missing must be 'error' or 'skip', got {on_missing!r}")
+        gone = self.missing
+        if gone and (on_missing == "error" or len(gone) == len(self._found)):
+            raise FileNotFoundError(
+                f"{self.who}: {len(gone)} of {len(self._found)} images are not in {self.folder}, e.g. "
+                f"{', '.join(gone[:3])}; check that this is the folder and split the annotations belong to"
+                + ("" if on_missing == "skip" else ", or leave them out with on_missing='skip'")
+            )
+        return gone
+
+    def _search(self, name: str) -> Path | None:
+        assert self.folder is not None
+        parts = [part for part in PurePosixPath(name).parts if part not in ("/", ".")]
+        if not parts or ".." in parts:
+            raise ValueError(f"{self.who}: an image name must stay inside its folder, got {name!r}")
+        for start in range(len(parts)):
+            path = self.folder.joinpath(*parts[start:])
+            # os.path.isfile answers False, where Path.is_file raises, for a name the file system cannot hold.
+            if isfile(path):
+                return path
+        return None
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in result:
+            raise ValueError(f"key {key!r} comes twice")
+        result[key] = value
+    return result
