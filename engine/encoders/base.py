@@ -92,6 +92,14 @@ class Tokens:
     token_texts: tuple[tuple[str, ...], ...]
 
 
+class NonFiniteError(ValueError):
+    """The embedding of one input is not finite; ``row`` is its place among the inputs."""
+
+    def __init__(self, who: str, row: int) -> None:
+        super().__init__(f"{who}: row {row} has a non-finite embedding; check its input and the dtype")
+        self.row = row
+
+
 class Encoder(ABC):
     """A frozen dual encoder. Methods may be called from several threads."""
 
@@ -277,4 +285,4 @@ def fingerprint(parts: Mapping[str, object], state: Mapping[str, Tensor]) -> str
 def _check_finite(who: str, embedding: Tensor, start: int) -> None:
     bad = (~embedding.isfinite().all(dim=1)).nonzero().flatten()
     if len(bad):
-        raise ValueError(f"{who}: row {start + int(bad[0])} has a non-finite embedding; check its input and the dtype")
+        raise NonFiniteError(who, start + int(bad[0]))

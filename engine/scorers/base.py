@@ -79,6 +79,11 @@ class Scorer(ABC):
                 f"{self.name}: segments must be encoded in the template {needs.segment_template!r}, got "
                 f"{texts.segment_template!r}; encode the texts again for this scorer"
             )
+        if needs.tap is not None and images.tap != needs.tap:
+            raise ValueError(
+                f"{self.name}: patches must come from tap {needs.tap!r}, got {images.tap!r}; encode the images again "
+                "for this scorer"
+            )
         if needs.aligned and not images.aligned:
             would_do = ", ".join(map(repr, aligned_taps)) or "one whose spec says aligned (see `peaksim models`)"
             raise ValueError(
@@ -99,6 +104,27 @@ def check_choice(who: str, option: str, value: object, known: Sequence[str]) -> 
     """Raise ValueError unless the option's value is one of the known ones."""
     if value not in known:
         raise ValueError(f"{who}: {option} must be one of {', '.join(map(repr, known))}, got {value!r}")
+
+
+def check_finite(
+    who: str, values: Tensor, texts: TextFeatures, image_names: Sequence[str] | None, start: int = 0
+) -> None:
+    """Raise ValueError that names image and text of the first score that is no finite number.
+
+    ``values`` are scores ``(rows, n_texts)``, or ``(rows,)`` of pairs, of the images from row ``start`` on.
+    """
+    bad = ~values.isfinite()
+    if not bool(bad.any()):
+        return
+    place = bad.nonzero()[0].tolist()
+    row = start + place[0]
+    column = row if values.ndim == 1 else place[1]
+    name = f" ({image_names[row]})" if image_names and image_names[row] != str(row) else ""
+    words = f" ({texts.texts[column]!r})" if texts.texts else ""
+    raise ValueError(
+        f"{who}: the score of image {row}{name} and text {column}{words} must be finite, got "
+        f"{float(values[tuple(place)])}; check the input and the dtype of the weights"
+    )
 
 
 def whole_image(images: ImageFeatures) -> tuple[int, int, int, int]:

@@ -30,6 +30,7 @@ class MaxSim(Scorer):
     reduction: ``"mean"`` over the kept tokens of the asking side, a cosine again; or their ``"sum"``, which
         grows with the length of the caption (or the number of patches).
     temperature: None for the maximum, τ > 0 for the soft one, ``τ·logsumexp(s/τ)``, which lies above it.
+    tap: the patch tap to read, None takes the encoder's first aligned one.
     backend: of the op; None chooses by device, ``"reference"`` is the plain torch form.
 
     Raises ValueError for an unknown option, unaligned patches, or a text without a word.
@@ -39,6 +40,7 @@ class MaxSim(Scorer):
     direction: str = "text_to_image"
     reduction: str = "mean"
     temperature: float | None = None
+    tap: str | None = None
     backend: str | None = None
 
     def __post_init__(self) -> None:
@@ -49,7 +51,7 @@ class MaxSim(Scorer):
 
     def needs(self) -> Needs:
         """Patches and word pieces in one space."""
-        return Needs(patches=True, aligned=True, tokens=True)
+        return Needs(patches=True, aligned=True, tap=self.tap, tokens=True)
 
     def matrix(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
         """Similarities ``(n_images, n_texts)``, float32."""

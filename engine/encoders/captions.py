@@ -1,0 +1,185 @@
+"""Captions and their segments to features, encoding every distinct string once."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.encoders.base import Encoder, Progress
+from engine.features import Needs, TextFeatures
+
+# Rows that a warning names before it only counts.
+NAMED_ROWS = 5
+
+
+@dataclass(frozen=True)
+class CaptionSegments:
+    """The segments of several captions.
+
+    Attributes
+    ----------
+    texts: words of each caption's segments.
+    negated: for each segment, whether it stands under a negation.
+    segmenter: what split the captions; empty when the user gave the segments.
+    """
+
+    texts: tuple[tuple[str, ...], ...]
+    negated: tuple[tuple[bool, ...], ...]
+    segmenter: str = ""
+
+    @staticmethod
+    def of(parts: Sequence[Sequence[str | Segment]], segmenter: str = "") -> CaptionSegments:
+        """The segments of each caption, as ``Segment`` objects or as words, which are not negated."""
+        texts, negated = [], []
+        for row, segments in enumerate(parts):
+            if isinstance(segments, str):
+                raise TypeError(
+                    f"encode_texts: segments of text {row} must be a list, got one string {segments!r}"
+                )
+            texts.append(tuple(part if isinstance(part, str) else part.text for part in segments))
+            negated.append(tuple(not isinstance(part, str) and part.negated for part in segments))
+        return CaptionSegments(tuple(texts), tuple(negated), segmenter)
+
+
+def encode_captions(
+    encoder: Encoder,
+    texts: Sequence[str],
+    needs: Needs,
+    *,
+    segments: CaptionSegments | None = None,
+    batch_size: int = 64,
+    progress: Progress | None = None,
+) -> TextFeatures:
+    """Features of captions, in order, with what ``needs`` asks for.
+
+    Each distinct caption and each distinct segment (put into ``needs.segment_template``) is encoded once.
+    A caption that was cut is named in a UserWarning, and so are captions that became equal by the cut.
+
+    Raises what ``Encoder.encode_texts`` raises, and ValueError when segments are needed and not given, or
+    not given for every caption.
+    """
+    if needs.segments and segments is None:
+        raise ValueError("encode_texts: segments are needed, got none; give them or a segmenter")
+    if segments is not None and len(segments.texts) != len(texts):
+        raise ValueError(
+            f"encode_texts: segments must be given for each of {len(texts)} texts, got {len(segments.texts)}"
+        )
+    captions = list(dict.fromkeys(texts))
+    phrases: list[str] = []
+    if segments is not None:
+        phrases = list(dict.fromkeys(part for parts in segments.texts for part in parts))
+    done = _Sum(progress, len(captions) + len(phrases))
+    features = encoder.encode_texts(
+        captions,
+        token_vectors=needs.tokens,
+        layers=needs.text_layers,
+        batch_size=batch_size,
+        progress=done.part(),
+    )
+    row_of = {text: row for row, text in enumerate(captions)}
+    if len(captions) != len(texts):
+        features = features[[row_of[text] for text in texts]]
+    _report_cuts(features, texts)
+    if segments is None:
+        return features
+    vectors = features.embedding[:1]
+    if phrases:
+        sentences = [needs.segment_template.replace("{}", phrase) for phrase in phrases]
+        vectors = encoder.encode_texts(sentences, batch_size=batch_size, progress=done.part()).embedding
+    return _with_segments(features, segments, vectors, phrases, needs.segment_template)
+
+
+def label_prompts(
+    encoder: Encoder, labels: Sequence[str], templates: Sequence[str], *, batch_size: int = 64
+) -> TextFeatures:
+    """One row for each label: the normalised mean of the embeddings of its sentences, one for each template.
+
+    ``{}`` in a template stands for the label (prompt ensembling after Radford et al. 2021, CLIP).
+    Raises ValueError for no label, the same label twice, or a template without ``{}``.
+    """
+    names = [labels] if isinstance(labels, str) else list(labels)
+    if not names or len(set(names)) != len(names):
+        raise ValueError(f"classify: labels must be distinct and at least one, got {names}")
+    if not templates or any("{}" not in template for template in templates):
+        raise ValueError(
+            f"classify: every template must hold {{}}, where the label goes, got {list(templates)}"
+        )
+    sentences = [template.replace("{}", name) for name in names for template in templates]
+    features = encode_captions(encoder, sentences, Needs(), batch_size=batch_size)
+    mean = features.embedding.unflatten(0, (len(names), len(templates))).mean(dim=1)
+    return TextFeatures(
+        functional.normalize(mean, dim=-1), texts=tuple(names), fingerprint=features.fingerprint
+    )
+
+
+def _with_segments(
+    features: TextFeatures, segments: CaptionSegments, vectors: Tensor, phrases: Sequence[str], template: str
+) -> TextFeatures:
+    row_of = {phrase: row for row, phrase in enumerate(phrases)}
+    # One column at least, so that captions without any segment still have a tensor, all of it masked.
+    width = max(1, *(len(parts) for parts in segments.texts))
+    index = torch.zeros(len(features), width, dtype=torch.int64)
+    mask = torch.zeros(len(features), width, dtype=torch.bool)
+    negated = torch.zeros(len(features), width, dtype=torch.bool)
+    for row, (parts, flags) in enumerate(zip(segments.texts, segments.negated, strict=True)):
+        index[row, : len(parts)] = torch.tensor([row_of[part] for part in parts], dtype=torch.int64)
+        mask[row, : len(parts)] = True
+        negated[row, : len(parts)] = torch.tensor(flags, dtype=torch.bool)
+    device = vectors.device
+    mask = mask.to(device)
+    return replace(
+        features,
+        segments=vectors[index.to(device)] * mask[..., None],
+        segment_mask=mask,
+        segment_texts=segments.texts,
+        segment_negated=negated.to(device),
+        segmenter=segments.segmenter,
+        segment_template=template,
+    )
+
+
+def _report_cuts(features: TextFeatures, texts: Sequence[str]) -> None:
+    """Warn of captions longer than the model's context."""
+    if features.truncated is None or not bool(features.truncated.any()):
+        return
+    rows = features.truncated.nonzero().flatten().tolist()
+    shown = ", ".join(f"{row} ({_short(texts[row])})" for row in rows[:NAMED_ROWS])
+    more = f" and {len(rows) - NAMED_ROWS} more" if len(rows) > NAMED_ROWS else ""
+    message = f"encode_texts: longer than the model's context and cut: text {shown}{more}"
+    if features.token_texts is not None:
+        by_tokens: dict[tuple[str, ...], dict[str, int]] = {}
+        for row in rows:
+            by_tokens.setdefault(features.token_texts[row], {}).setdefault(texts[row], row)
+        equal = [sorted(group.values()) for group in by_tokens.values() if len(group) > 1]
+        if equal:
+            groups = ", ".join(map(str, equal[:NAMED_ROWS]))
+            message += f"; equal after the cut, so they score alike: texts {groups}"
+    warnings.warn(message, UserWarning, stacklevel=3)
+
+
+def _short(text: str, length: int = 40) -> str:
+    return repr(text if len(text) <= length else text[: length - 1] + "…")
+
+
+class _Sum:
+    """One count of progress over several calls."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress, self._total, self._before, self._last = progress, total, 0, 0
+
+    def part(self) -> Progress | None:
+        """The progress of the next call."""
+        if self._progress is None:
+            return None
+        self._before = self._last
+        return self._advance
+
+    def _advance(self, done: int, _: int) -> None:
+        self._last = self._before + done
+        assert self._progress is not None
+        self._progress(self._last, self._total)

@@ -1,0 +1,87 @@
+"""Pictures on their way to an encoder: one or many, named, decoded a batch at a time, failures kept apart."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from PIL import Image
+
+from engine.images import ImageError, ImageFailure, ImageSource, decode_many
+
+OnError = Literal["raise", "skip"] | Callable[[ImageFailure], None]
+
+# Failures that a warning names before it only counts.
+NAMED_FAILURES = 5
+
+
+def as_list(images: ImageSource | Sequence[ImageSource]) -> list[ImageSource]:
+    """The sources as a list; a single source is a list of one, a four-dimensional array or tensor a batch.
+
+    Raises ValueError for no image.
+    """
+    one: tuple[type, ...] = (str, os.PathLike, bytes, bytearray, memoryview, Image.Image)
+    if isinstance(images, one) or (isinstance(images, np.ndarray | torch.Tensor) and images.ndim < 4):
+        sources = [images]
+    else:
+        sources = list(images)  # type: ignore[arg-type]
+    if not sources:
+        raise ValueError("images: there must be at least one, got none")
+    return sources  # type: ignore[return-value]
+
+
+def names_of(sources: Sequence[ImageSource], ids: Sequence[str] | None = None) -> list[str]:
+    """A name for each source: the given ids, else its path, else its row. Raises ValueError for too few or many ids."""
+    if ids is None:
+        return [
+            os.fsdecode(source) if isinstance(source, str | os.PathLike) else str(row)
+            for row, source in enumerate(sources)
+        ]
+    if isinstance(ids, str) or len(ids) != len(sources):
+        shown = repr(ids) if isinstance(ids, str) else f"{len(ids)} ids"
+        raise ValueError(f"images: ids must name each of {len(sources)} images, got {shown}")
+    return [str(name) for name in ids]
+
+
+def decode_batch(
+    sources: Sequence[ImageSource], names: Sequence[str], start: int
+) -> tuple[list[Image.Image], list[int], list[ImageFailure]]:
+    """Pictures of one batch, the rows they stand in (counted from ``start``), and what could not be read.
+
+    ``names`` are those of all rows. A failure has its name as id and, where the source is no file, its row in
+    ``path``, so that it can be found in a list of arrays.
+    """
+    # Rows as ids inside: the same picture may come twice.
+    done = decode_many(sources, on_error="skip")
+    failures = []
+    for failure in done.failures:
+        row = start + int(failure.id)
+        is_file = isinstance(sources[int(failure.id)], str | os.PathLike)
+        path = failure.path if is_file else f"image {row}, {failure.path}"
+        failures.append(ImageFailure(names[row], path, failure.reason))
+    return done.images, [start + row for row in done.rows], failures
+
+
+def report_failures(failures: Sequence[ImageFailure], on_error: OnError, total: int) -> None:
+    """Hand the failures to the caller's function, or name them in a UserWarning."""
+    if callable(on_error):
+        for failure in failures:
+            on_error(failure)
+        return
+    if failures and on_error == "skip":
+        shown = "; ".join(f"{failure.path} ({failure.reason})" for failure in failures[:NAMED_FAILURES])
+        more = f"; and {len(failures) - NAMED_FAILURES} more" if len(failures) > NAMED_FAILURES else ""
+        message = f"encode_images: {len(failures)} of {total} images left out: {shown}{more}"
+        warnings.warn(message, UserWarning, stacklevel=3)
+
+
+def none_read(failures: Sequence[ImageFailure]) -> ImageError:
+    """The error for a list of pictures of which none could be read."""
+    first = failures[0]
+    if len(failures) == 1:
+        return ImageError(first.path, first.reason)
+    return ImageError(first.path, f"{first.reason}; none of {len(failures)} images could be read")
