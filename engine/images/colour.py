@@ -20,9 +20,11 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-# PNG keeps its transparent colour in the file's own depth, while the pixels arrive stretched (or cut) to 8 bits.
+# PNG keeps its transparent colour in the file's own depth, while the pixels arrive stretched (or cut) to 8
+# bits.
 _KEY_SCALES = {"L;2": 85.0, "L;4": 17.0, "RGB;16B": 1 / 256}
-# A profile that moves no colour further than rounding does is sRGB under another name: those pixels stay exact.
+# A profile that moves no colour further than rounding does is sRGB under another name: those pixels stay
+# exact.
 _SAME_COLOUR = 2
 
 ColourKey = int | tuple[int, ...] | bytes | None

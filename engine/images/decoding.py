@@ -42,8 +42,8 @@ class ImageFailure:
 class DecodedImages:
     """What `decode_many` made of a list of sources.
 
-    `images[k]` is the picture of `ids[k]` and came from `sources[rows[k]]`; refused sources are in `failures` and
-    nowhere else, in source order.
+    `images[k]` is the picture of `ids[k]` and came from `sources[rows[k]]`; refused sources are in `failures`
+    and nowhere else, in source order.
     """
 
     images: list[Image.Image]
@@ -59,18 +59,19 @@ def decode(source: ImageSource, *, max_pixels: int = DEFAULT_MAX_PIXELS) -> Imag
     """Decode one picture to upright 8-bit sRGB, exactly as a viewer shows it on a white page.
 
     Args:
-        source: a path (str or PathLike), the encoded bytes, a PIL image, a numpy array (H, W) or (H, W, C), or a
-            torch tensor (C, H, W), (H, W, C) or (H, W) (channel-first wins when the first size is 1 to 4).
-            Arrays and tensors: uint8, uint16 (white = 65535), bool, or floating point from 0 to 1; C = 1 grey,
-            2 grey + alpha, 3 RGB, 4 RGB + alpha.
-        max_pixels: width x height that is still accepted; read from the header before any pixel is decoded. At
-            most about 24 bytes a pixel are used on the way.
+        source: a path (str or PathLike), the encoded bytes, a PIL image, a numpy array (H, W) or (H, W, C),
+            or a torch tensor (C, H, W), (H, W, C) or (H, W) (channel-first wins when the first size is 1 to
+            4). Arrays and tensors: uint8, uint16 (white = 65535), bool, or floating point from 0 to 1;
+            C = 1 grey, 2 grey + alpha, 3 RGB, 4 RGB + alpha.
+        max_pixels: width x height that is still accepted; read from the header before any pixel is decoded.
+            At most about 24 bytes a pixel are used on the way.
 
     Returns:
-        A new PIL image of mode RGB. Orientation is applied once (EXIF or XMP, all eight), an embedded ICC profile
-        is converted to sRGB, transparency is laid over white, 16-bit grey is scaled to 8 bits, CMYK is converted,
-        of an animation the first shown frame is taken (of an open PIL image the current one). A PIL image is never
-        changed, and its own orientation tag still counts: drop the tag after turning an image by hand.
+        A new PIL image of mode RGB without metadata. Orientation is applied once (EXIF or XMP, all eight), an
+        embedded ICC profile is converted to sRGB, transparency is laid over white, 16-bit grey is scaled to
+        8 bits, CMYK is converted, of an animation the first shown frame is taken (of an open PIL image the
+        current one). A PIL image is never changed, and its own orientation tag still counts: drop the tag
+        after turning an image by hand.
 
     Raises:
         ImageError: missing, empty, not a regular file, not an image, truncated, damaged, no pixels, too many
@@ -99,7 +100,8 @@ def decode(source: ImageSource, *, max_pixels: int = DEFAULT_MAX_PIXELS) -> Imag
         try:
             image = open_image(stream, name)
             check_size(name, image.width, image.height, max_pixels)
-            # An animated PNG may carry a still picture for viewers that cannot animate; the animation is what shows.
+            # An animated PNG may carry a still picture for viewers that cannot animate; the animation is what
+            # shows.
             if image.info.get("default_image") and getattr(image, "n_frames", 1) > 1:
                 image.seek(1)
         except ImageError:
@@ -121,7 +123,8 @@ def decode_many(
 
     Args:
         sources: as for `decode`.
-        on_error: "raise" stops at the first refused source (in source order), "skip" collects them in `failures`.
+        on_error: "raise" stops at the first refused source (in source order), "skip" collects them in
+            `failures`.
         ids: one distinct name per source; default the row numbers "0", "1", …
         threads: decoding threads; default one per core, at most eight; 1 stays in the calling thread.
         max_pixels: as for `decode`.
@@ -193,7 +196,7 @@ def _decode_pixels(source: np.ndarray | torch.Tensor, name: str, max_pixels: int
 
 
 def _finish(image: Image.Image, name: str, max_pixels: int) -> Image.Image:
-    """Load the pixels of an opened image and convert them; whatever a reader raises becomes an `ImageError`."""
+    """Load the pixels of an opened image and convert them; what a reader raises becomes an `ImageError`."""
     check_size(name, image.width, image.height, max_pixels)
     try:
         key = colour_key(image)
@@ -206,7 +209,11 @@ def _finish(image: Image.Image, name: str, max_pixels: int) -> Image.Image:
     except Exception as error:
         # Readers of damaged files raise nearly anything (OSError, SyntaxError, struct.error, KeyError, ...).
         raise _damaged(name, error) from error
-    return rgb.copy() if rgb is image else rgb
+    if rgb is image:
+        rgb = rgb.copy()
+    # All that the metadata asked for has been done: kept, it would be done again by the next reader.
+    rgb.info = {}
+    return rgb
 
 
 def _damaged(name: str, error: Exception) -> ImageError:

@@ -6,7 +6,8 @@ from __future__ import annotations
 class ImageError(ValueError):
     """A picture was refused; says which one and why, in words a user can act on.
 
-    Attributes: `source` (the path, or a description such as `bytes (12 bytes)`), `reason` (without the source).
+    Attributes: `source` (the path, or a description such as `bytes (12 bytes)`), `reason` (without the
+    source).
     """
 
     def __init__(self, source: str, reason: str) -> None:

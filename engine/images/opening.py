@@ -1,4 +1,4 @@
-"""From a path, bytes, array or tensor to an open Pillow image whose header, not yet its pixels, has been read."""
+"""From a path, bytes, array or tensor to an open Pillow image: header read, pixels not yet."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ ImageSource: TypeAlias = (
     "str | os.PathLike[str] | bytes | bytearray | memoryview | Image.Image | np.ndarray | torch.Tensor"
 )
 
-# Raster formats that Pillow decodes by itself. Left out on purpose: EPS and PDF (start another program or have no
-# pixels), stubs, and formats nobody keeps photographs in.
+# Raster formats that Pillow decodes by itself. Left out on purpose: EPS and PDF (start another program or
+# have no pixels), stubs, and formats nobody keeps photographs in.
 FORMATS = (
-    "JPEG", "PNG", "GIF", "WEBP", "TIFF", "BMP", "AVIF", "JPEG2000", "PPM", "TGA", "ICO", "QOI", "PCX", "SGI", "DDS",
-)  # fmt: skip
+    *("JPEG", "PNG", "GIF", "WEBP", "TIFF", "BMP", "AVIF", "JPEG2000"),
+    *("PPM", "TGA", "ICO", "QOI", "PCX", "SGI", "DDS"),
+)
 
 _FLOAT_SLACK = 1e-4
 _CHANNELS = (1, 2, 3, 4)
@@ -94,8 +95,9 @@ def open_bytes(data: bytes | bytearray | memoryview, name: str) -> IO[bytes]:
 def open_image(stream: IO[bytes], name: str) -> Image.Image:
     """Read the header of the first format that recognises `stream`.
 
-    Pillow's own `Image.open` checks the size against a global setting and warns, neither of which can be changed
-    for one call from several threads; asking the same registered readers directly leaves the limit to the caller.
+    Pillow's own `Image.open` checks the size against a global setting and warns, neither of which can be
+    changed for one call from several threads; asking the same registered readers directly leaves the limit to
+    the caller.
     """
     Image.init()
     prefix = stream.read(16)
@@ -151,12 +153,13 @@ def from_tensor(tensor: torch.Tensor, name: str) -> Image.Image:
 
 
 def eight_bit(array: np.ndarray, name: str) -> np.ndarray:
-    """Scale pixel values to uint8, rounding to nearest; what has no agreed range is refused, never guessed."""
+    """Scale pixel values to uint8, rounding to nearest; what has no agreed range is refused."""
     if array.dtype == np.uint8:
         return array
     if array.dtype == np.bool_:
         return array.astype(np.uint8) * np.uint8(255)
-    if array.dtype == np.uint16:
+    # By kind and size: either byte order is as good.
+    if array.dtype.kind == "u" and array.dtype.itemsize == 2:
         return _SIXTEEN_TO_EIGHT[array]
     if not np.issubdtype(array.dtype, np.floating):
         raise ImageError(

@@ -1,4 +1,4 @@
-"""One antialiased way to resize, with named policies for the aspect ratio, and pixels as a model wants them."""
+"""One antialiased way to resize, named policies for the aspect ratio, and pixels as a model wants them."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ def resize(
     Args:
         image: PIL image of mode RGB.
         size: side S of a square result, or (height, width).
-        policy: "crop" scales until the image covers the target and cuts the middle out (drops the ends of a wide
-            image); "pad" scales until it fits and fills the rest; "squash" ignores the aspect ratio.
+        policy: "crop" scales until the image covers the target and cuts the middle out (drops the ends of a
+            wide image); "pad" scales until it fits and fills the rest; "squash" ignores the aspect ratio.
         interpolation: "bicubic" or "bilinear".
         fill: RGB 0..255 of what "pad" adds; the other policies never show it.
 
     Returns:
-        A PIL image of mode RGB and exactly `size`. For a square target "crop" rounds as torchvision's `Resize` and
-        `CenterCrop` do: long side int(S * long / short), offset round((long - S) / 2) (beyond 32 : 1 the ends go before scaling).
+        A PIL image of mode RGB and exactly `size`. For a square target "crop" rounds as torchvision's
+        `Resize` and `CenterCrop` do: long side int(S * long / short), offset round((long - S) / 2). Beyond an
+        aspect ratio of 32 the ends go before scaling.
 
     Raises:
         ValueError: mode is not RGB, unknown policy or interpolation, size below 1.
