@@ -11,7 +11,7 @@ held-out pairs among two or three further objects and draws them with ``SHIFTED`
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -139,7 +139,7 @@ def pair_of_groups(rng: np.random.Generator, split: str, category: str) -> tuple
         # What both shapes may have in training: the third group's colors and materials.
         k = ranks[0]
         shapes = [SHAPE_GROUPS[own][pick(rng, 3)], SHAPE_GROUPS[other][pick(rng, 3)]]
-        materials = MATERIAL_GROUPS[k]
+        materials: tuple[str, ...] = MATERIAL_GROUPS[k]
     else:
         k = own
         shapes = draw(rng, SHAPE_GROUPS[k], 2)
@@ -211,17 +211,17 @@ def _exchanged(spec: SceneSpec, category: str) -> SceneSpec:
     first, second, *rest = spec.groups
     objects = list(spec.objects)
     if category == "color":
-        first, second = first._replace(color=second.color), second._replace(color=first.color)
+        first, second = replace(first, color=second.color), replace(second, color=first.color)
     elif category == "material":
-        first, second = first._replace(material=second.material), second._replace(material=first.material)
+        first, second = replace(first, material=second.material), replace(second, material=first.material)
     elif category == "size":
-        first, second = first._replace(size=second.size), second._replace(size=first.size)
+        first, second = replace(first, size=second.size), replace(second, size=first.size)
         objects[:2] = _swap(objects, "size_px")
     elif category == "position":
         objects[:2] = _swap(objects, "cell", "x", "y")
     else:
         assert category == "quantity"
-        first, second = first._replace(count=second.count), second._replace(count=first.count)
+        first, second = replace(first, count=second.count), replace(second, count=first.count)
         objects = [o._replace(group=1 - o.group) if o.group < 2 else o for o in objects]
     return SceneSpec((first, second, *rest), tuple(objects), spec.visible)
 

@@ -240,8 +240,7 @@ def _seen_through(picture: np.ndarray, spec: SceneSpec, rng: np.random.Generator
     kind, x, y, side = spec.view
     if kind == "zoom":
         how = Image.Resampling.BILINEAR if rng.random() < 0.5 else Image.Resampling.BICUBIC
-        window = Image.fromarray(picture).resize((CANVAS, CANVAS), how, (x, y, x + side, y + side))
-        return np.asarray(window)
+        return np.asarray(Image.fromarray(picture).resize((CANVAS, CANVAS), how, (x, y, x + side, y + side)))
     window = picture[y : y + side, x : x + side]
     # Fill with the border of the picture or of the window: both are ways to guess a background.
     fill = _border_color(picture if rng.random() < 0.5 else window)
@@ -262,7 +261,10 @@ def render(spec: SceneSpec, rng: np.random.Generator, settings: RenderSettings =
     for thing in spec.objects:
         _paint(canvas, thing, spec, settings)
     np.clip(canvas, 0, 255, out=canvas)
-    picture = np.ascontiguousarray(canvas.astype(np.uint8).transpose(1, 2, 0))
+    picture = np.empty((CANVAS, CANVAS, 3), np.uint8)
+    # Plane by plane: several times faster than a transposed copy.
+    for channel in range(3):
+        picture[:, :, channel] = canvas[channel]
     return picture if spec.view.kind == "full" else _seen_through(picture, spec, rng)
 
 

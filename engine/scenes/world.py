@@ -48,7 +48,21 @@ _NEIGHBORS = tuple(
 )
 
 
-class Group(NamedTuple):
+def _span(cells: list[int]) -> int:
+    """Area in cells of the box around ``cells``."""
+    if not cells:
+        return 0
+    rows = [c // 3 for c in cells]
+    columns = [c % 3 for c in cells]
+    return (max(rows) - min(rows) + 1) * (max(columns) - min(columns) + 1)
+
+
+# By the set of cells as bits.
+_SPANS = tuple(_span([c for c in range(9) if bits >> c & 1]) for bits in range(512))
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
     """Objects that look the same: ``count`` of one shape, color, size and material."""
 
     shape: str
@@ -286,19 +300,14 @@ def cluster_cells(rng: np.random.Generator, counts: list[int]) -> list[list[int]
         free.discard(cells[0])
         for _ in range(counts[g] - 1):
             near = sorted({c for cell in cells for c in _NEIGHBORS[cell] if c in free}) or sorted(free)
-            spans = [_span([*cells, c]) for c in near]
+            taken = sum(1 << c for c in cells)
+            spans = [_SPANS[taken | 1 << c] for c in near]
             best = min(spans)
             close = [c for c, span in zip(near, spans, strict=True) if span == best]
             cells.append(close[pick(rng, len(close))])
             free.discard(cells[-1])
         by_group[g] = cells
     return [by_group[g] for g in range(len(counts))]
-
-
-def _span(cells: list[int]) -> int:
-    rows = [c // 3 for c in cells]
-    columns = [c % 3 for c in cells]
-    return (max(rows) - min(rows) + 1) * (max(columns) - min(columns) + 1)
 
 
 def place(
