@@ -74,6 +74,11 @@ def phrase(group: Group, words: Sequence[str] = ("size", "color", "material")) -
     Args:
         group: what is described.
         words: which of "size", "color", "material" are said; count and shape always are.
+
+    >>> phrase(Group("circle", "orange", "small", "glass", 2))
+    'two small orange glass circles'
+    >>> phrase(Group("circle", "orange", "small", "glass"), ["color"])
+    'an orange circle'
     """
     parts = []
     if "size" in words:

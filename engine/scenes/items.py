@@ -114,6 +114,12 @@ def controlled_items(category: str, n: int, *, seed: int, split: str = "held_out
 
     Raises:
         ValueError: for an unknown category or split, or ``n`` below 1.
+
+    >>> item = controlled_items("color", 1, seed=0)[0]
+    >>> item.images().shape
+    (2, 96, 96, 3)
+    >>> sorted(item.captions[0].split()) == sorted(item.captions[1].split())
+    True
     """
     if category not in CATEGORIES:
         raise ValueError(

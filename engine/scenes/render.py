@@ -305,6 +305,10 @@ def training_batch(
         ``TrainingBatch``: ``images`` uint8 ``(B, 96, 96, 3)``; ``captions``; ``presence`` as in
         ``presence_of``, float32 ``(B, 26)``; ``counts`` int64 ``(B,)``: the number of objects where one group
         is all there is, else -1.
+
+    >>> batch = training_batch(0, 0, 2)
+    >>> batch.images.shape, len(batch.captions), batch.presence.shape
+    ((2, 96, 96, 3), 2, (2, 26))
     """
     rng = np.random.default_rng((seed, step))
     images = np.empty((batch_size, CANVAS, CANVAS, 3), np.uint8)

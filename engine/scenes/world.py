@@ -204,6 +204,10 @@ def sample_scene(
 
     Raises:
         ValueError: for an unknown split or a ``max_groups`` outside 1 to 3.
+
+    >>> scene = sample_scene(np.random.default_rng(0), split="held_out")
+    >>> is_held_out(scene), is_training_scene(scene), len(scene.groups)
+    (True, False, 2)
     """
     if split not in SPLITS:
         raise ValueError(f"sample_scene: split must be one of {', '.join(SPLITS)}, got {split!r}")
