@@ -27,7 +27,7 @@ class ScenesModelConfig:
     text_layers: int = 8
     stem_width: int = 256
     embed_dim: int = 128
-    context_length: int = 32
+    context_length: int = 40
     vocabulary: int = 256
 
     @property

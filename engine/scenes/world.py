@@ -49,12 +49,16 @@ _NEIGHBORS = tuple(
 
 
 def _span(cells: list[int]) -> int:
-    """Area in cells of the box around ``cells``."""
+    """How far ``cells`` spread: the longer side of the box around them first, then its area.
+
+    An L of three cells thus beats a row of three: it fits into a window of half the picture.
+    """
     if not cells:
         return 0
     rows = [c // 3 for c in cells]
     columns = [c % 3 for c in cells]
-    return (max(rows) - min(rows) + 1) * (max(columns) - min(columns) + 1)
+    height, width = max(rows) - min(rows) + 1, max(columns) - min(columns) + 1
+    return 10 * max(height, width) + height * width
 
 
 # By the set of cells as bits.

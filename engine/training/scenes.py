@@ -30,6 +30,8 @@ Evaluate = Callable[[ScenesModel, WordTokenizer], dict[str, float]]
 Report = Callable[[str], None]
 
 COUNTS = 4
+# Punctuation is no word: the tokenizer drops it.
+VOCABULARY = tuple(word for word in WORDS if word.isalnum())
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class ScenesTrainConfig:
     steps, batch_size: length of the run; samples seen = steps * batch_size.
     learning_rate, warmup_steps, weight_decay, clip_norm: AdamW with cosine decay to zero.
     presence_weight: of the auxiliary loss at the start; it falls linearly to 0 at ``presence_until`` of the run.
+        The loss is a sum over attributes: as a mean it is drowned by the contrastive gradient.
+    count_weight: of the count loss within the auxiliary loss.
     one_group_until, two_groups_until: shares of the run in which scenes hold at most one, then two groups.
     max_scale: bound of the learned logit scale.
     checkpoint_every, evaluate_every: steps between checkpoints and between evaluations.
@@ -54,11 +58,12 @@ class ScenesTrainConfig:
     seed: int = 0
     steps: int = 3200
     batch_size: int = 128
-    learning_rate: float = 1.5e-3
-    warmup_steps: int = 100
+    learning_rate: float = 1e-3
+    warmup_steps: int = 400
     weight_decay: float = 0.05
     clip_norm: float = 1.0
-    presence_weight: float = 0.4
+    presence_weight: float = 0.125
+    count_weight: float = 3.0
     presence_until: float = 0.75
     one_group_until: float = 0.08
     two_groups_until: float = 0.2
@@ -84,9 +89,10 @@ class ScenesTrainConfig:
 class Trainee(nn.Module):
     """The model and the head of the auxiliary loss, trained together."""
 
-    def __init__(self, config: ScenesModelConfig, attributes: int) -> None:
+    def __init__(self, config: ScenesModelConfig, attributes: int, count_weight: float) -> None:
         super().__init__()
         self.model = ScenesModel(config)
+        self.count_weight = count_weight
         self.presence = nn.Linear(config.width, attributes + COUNTS)
 
     def forward(
@@ -101,10 +107,12 @@ class Trainee(nn.Module):
         target = torch.arange(len(f))
         contrastive = (functional.cross_entropy(logits, target) + functional.cross_entropy(logits.T, target)) / 2
         guess = self.presence(state).float()
-        auxiliary = functional.binary_cross_entropy_with_logits(guess[:, :-COUNTS], present)
+        auxiliary = functional.binary_cross_entropy_with_logits(guess[:, :-COUNTS], present, reduction="none")
+        auxiliary = auxiliary.sum(dim=1).mean()
         single = counts > 0
         if single.any():
-            auxiliary = auxiliary + functional.cross_entropy(guess[single, -COUNTS:], counts[single] - 1)
+            count_loss = functional.cross_entropy(guess[single, -COUNTS:], counts[single] - 1)
+            auxiliary = auxiliary + self.count_weight * count_loss
         return contrastive, auxiliary, (logits.argmax(dim=1) == target).float().mean()
 
 
@@ -114,8 +122,8 @@ class Run:
     def __init__(self, config: ScenesTrainConfig, attributes: int) -> None:
         self.config = config
         torch.manual_seed(config.seed)
-        self.master = Trainee(config.model, attributes)
-        self.worker = Trainee(config.model, attributes)
+        self.master = Trainee(config.model, attributes, config.count_weight)
+        self.worker = Trainee(config.model, attributes, config.count_weight)
         self.worker.load_state_dict(self.master.state_dict())
         if config.precision == "bfloat16":
             self.worker.to(torch.bfloat16)
@@ -211,7 +219,7 @@ def train(
     if config.threads:
         torch.set_num_threads(config.threads)
     config.output.mkdir(parents=True, exist_ok=True)
-    tokenizer = WordTokenizer(WORDS, config.model.context_length)
+    tokenizer = WordTokenizer(VOCABULARY, config.model.context_length)
     if tokenizer.size > config.model.vocabulary:
         raise ValueError(
             f"train scenes: vocabulary must hold {tokenizer.size} words, got {config.model.vocabulary}"
@@ -240,7 +248,7 @@ def train(
                     report(_line(config, run, entry))
             if run.step % config.checkpoint_every == 0 or last:
                 run.save(checkpoint)
-    save_scenes(config.output, _float_model(run), WORDS)
+    save_scenes(config.output, _float_model(run), VOCABULARY)
     return config.output
 
 
