@@ -1,0 +1,236 @@
+"""Where an open_clip model comes from: a tag, a hub name, a local folder or a local checkpoint."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.encoders.open_clip_checkpoints import SUFFIXES, Checkpoint, choose_activation, read_checkpoint
+
+CONFIG_FILE = "open_clip_config.json"
+WEIGHT_FILES = (
+    "open_clip_model.safetensors",
+    "open_clip_pytorch_model.safetensors",
+    "open_clip_pytorch_model.bin",
+)
+_PREPROCESS_KEYS = ("mean", "std", "interpolation", "resize_mode", "fill_color")
+PREPROCESSING: dict[str, dict[str, Any]] = {
+    "clip": {
+        "mean": (0.48145466, 0.4578275, 0.40821073),
+        "std": (0.26862954, 0.26130258, 0.27577711),
+        "interpolation": "bicubic",
+        "resize_mode": "shortest",
+    },
+    "siglip": {"mean": (0.5,) * 3, "std": (0.5,) * 3, "interpolation": "bicubic", "resize_mode": "squash"},
+    "pe": {"mean": (0.5,) * 3, "std": (0.5,) * 3, "interpolation": "bilinear", "resize_mode": "squash"},
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Everything that makes an open_clip model, before it is built.
+
+    Attributes
+    ----------
+    architecture: open_clip's name, or the folder or hub name that holds the configuration.
+    config: open_clip's model configuration, its ``quick_gelu`` settled.
+    preprocess: mean, std, interpolation, resize_mode and fill_color.
+    checkpoint: the weights.
+    folder: where a local checkpoint lies, None for what came from the hub.
+    """
+
+    architecture: str
+    config: dict[str, Any]
+    preprocess: dict[str, Any]
+    checkpoint: Checkpoint
+    folder: Path | None
+
+
+def find_source(reference: str, *, activation: str | None = None, preprocess: str | None = None) -> Source:
+    """Find what ``reference`` (the part after ``open_clip:``) means.
+
+    Arguments
+    ---------
+    reference: ``<arch>/<tag>``, ``<arch>/<path>``, ``hf-hub:<owner>/<name>``, or a local folder with
+        ``open_clip_config.json`` and weights.
+    activation: ``"gelu"`` or ``"quick_gelu"``, where a path leaves it open.
+    preprocess: a tag of the architecture or ``"clip"``, ``"siglip"``, ``"pe"``, where a path leaves it open.
+
+    Raises ValueError for an unknown architecture or tag, or what is left open or contradictory;
+    FileNotFoundError for a missing local file.
+    """
+    import open_clip
+
+    if reference.startswith("hf-hub:"):
+        return _from_hub(reference.removeprefix("hf-hub:"), activation, preprocess)
+    folder = Path(reference.removeprefix("local-dir:")).expanduser()
+    if reference.startswith("local-dir:") or folder.is_dir():
+        return _from_folder(folder, activation, preprocess)
+    architecture, _, weights = reference.partition("/")
+    if architecture not in open_clip.list_models():
+        raise ValueError(_unknown_architecture(reference, architecture, open_clip.list_models()))
+    tags = open_clip.list_pretrained_tags_by_model(architecture)
+    if not weights:
+        shown = ", ".join(tags) or "none"
+        raise ValueError(
+            f"open_clip: 'open_clip:{architecture}' names no weights; append /<tag or path> (tags: {shown})"
+        )
+    if open_clip.pretrained.is_pretrained_cfg(architecture, weights):
+        return _from_tag(architecture, weights, activation, preprocess)
+    path = Path(weights).expanduser()
+    if not (path.exists() or path.suffix in SUFFIXES or "/" in weights or "\\" in weights):
+        shown = ", ".join(tags) or "none"
+        raise ValueError(
+            f"open_clip: {weights!r} is neither a tag of {architecture} nor a path; tags: {shown}"
+        )
+    return _from_path(architecture, path, activation, preprocess)
+
+
+def _from_path(architecture: str, path: Path, activation: str | None, preprocess: str | None) -> Source:
+    import open_clip
+
+    config = deepcopy(open_clip.get_model_config(architecture))
+    checkpoint = read_checkpoint(path)
+    twin = f"{architecture}-quickgelu" in open_clip.list_models()
+    chosen = choose_activation(architecture, config, checkpoint, activation, twin=twin)
+    config["quick_gelu"] = chosen == "quick_gelu"
+    rules = _preprocess_of_path(architecture, checkpoint, preprocess)
+    return Source(architecture, config, rules, checkpoint, path.parent)
+
+
+def _from_tag(architecture: str, tag: str, activation: str | None, preprocess: str | None) -> Source:
+    import open_clip
+
+    who = f"open_clip:{architecture}/{tag}"
+    if preprocess is not None:
+        raise ValueError(f"{who}: a tag brings its own preprocessing, got preprocess={preprocess!r} as well")
+    facts = open_clip.get_pretrained_cfg(architecture, tag)
+    # The tag knows what its weights were trained with; where the architecture says otherwise open_clip warns.
+    quick_gelu = bool(facts.get("quick_gelu", False))
+    _refuse_other_activation(who, activation, quick_gelu)
+    config = deepcopy(open_clip.get_model_config(architecture))
+    config["quick_gelu"] = quick_gelu
+    path = Path(_download(who, lambda: open_clip.download_pretrained(facts)))
+    return Source(architecture, config, _preprocess_facts(facts), read_checkpoint(path), None)
+
+
+def _from_hub(name: str, activation: str | None, preprocess: str | None) -> Source:
+    from open_clip.pretrained import download_pretrained_from_hf
+
+    who = f"open_clip:hf-hub:{name}"
+    config_path = Path(_download(who, lambda: download_pretrained_from_hf(name, filename=CONFIG_FILE)))
+    weights = Path(_download(who, lambda: download_pretrained_from_hf(name)))
+    content = json.loads(config_path.read_text(encoding="utf-8"))
+    return _from_config(who, name, content, read_checkpoint(weights), (activation, preprocess), None)
+
+
+def _from_folder(folder: Path, activation: str | None, preprocess: str | None) -> Source:
+    who = f"open_clip:{folder}"
+    config_path = folder / CONFIG_FILE
+    if not config_path.is_file():
+        raise FileNotFoundError(
+            f"{who}: {config_path} is missing; a folder must hold it beside the weights. For a bare "
+            "checkpoint say 'open_clip:<arch>/<path>'"
+        )
+    known = [folder / name for name in WEIGHT_FILES if (folder / name).is_file()]
+    found = known or sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES)
+    if not found:
+        raise FileNotFoundError(
+            f"{who}: the weights are missing: {folder} holds none of {', '.join(WEIGHT_FILES)}"
+        )
+    if not known and len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise ValueError(f"{who}: which weights are meant? The folder holds {names}; keep one")
+    content = json.loads(config_path.read_text(encoding="utf-8"))
+    return _from_config(
+        who, str(folder), content, read_checkpoint(found[0]), (activation, preprocess), folder
+    )
+
+
+def _from_config(
+    who: str,
+    architecture: str,
+    content: Mapping[str, Any],
+    checkpoint: Checkpoint,
+    stated: tuple[str | None, str | None],
+    folder: Path | None,
+) -> Source:
+    for key in ("model_cfg", "preprocess_cfg"):
+        if key not in content:
+            raise ValueError(f"{who}: {CONFIG_FILE} must state {key!r}, got {', '.join(map(repr, content))}")
+    activation, preprocess = stated
+    if preprocess is not None:
+        raise ValueError(
+            f"{who}: {CONFIG_FILE} states the preprocessing, got preprocess={preprocess!r} as well"
+        )
+    config = deepcopy(content["model_cfg"])
+    _refuse_other_activation(who, activation, bool(config.get("quick_gelu")))
+    return Source(architecture, config, _preprocess_facts(content["preprocess_cfg"]), checkpoint, folder)
+
+
+def _preprocess_of_path(architecture: str, checkpoint: Checkpoint, stated: str | None) -> dict[str, Any]:
+    """Preprocessing of bare weights: stated, in the sidecar, or what all tags of the architecture share."""
+    import open_clip
+
+    tags = open_clip.list_pretrained_tags_by_model(architecture)
+    if stated is not None:
+        if stated not in PREPROCESSING and stated not in tags:
+            known = ", ".join([*PREPROCESSING, *tags])
+            raise ValueError(f"open_clip: preprocess must be one of {known}, got {stated!r}")
+        return _preprocess_facts(
+            PREPROCESSING.get(stated) or open_clip.get_pretrained_cfg(architecture, stated)
+        )
+    in_file = checkpoint.facts.get("preprocess_cfg")
+    if isinstance(in_file, Mapping):
+        return _preprocess_facts(in_file)
+    if "preprocess" in checkpoint.facts:
+        return _preprocess_facts(PREPROCESSING[checkpoint.facts["preprocess"]])
+    variants = [_preprocess_facts(open_clip.get_pretrained_cfg(architecture, tag)) for tag in tags]
+    if variants and all(variant == variants[0] for variant in variants):
+        return variants[0]
+    reason = "its tags differ in theirs" if variants else "open_clip lists no tag of it"
+    raise ValueError(
+        f"open_clip: nothing says how images were prepared for {checkpoint.path}: {reason} ({architecture}). "
+        f"Append '?preprocess=<one of {', '.join([*PREPROCESSING, *tags])}>', or put {CONFIG_FILE} beside it"
+    )
+
+
+def _preprocess_facts(content: Mapping[str, Any]) -> dict[str, Any]:
+    merged = {
+        **PREPROCESSING["clip"],
+        **{key: content[key] for key in _PREPROCESS_KEYS if content.get(key) is not None},
+    }
+    merged.setdefault("fill_color", 0)
+    for key in ("mean", "std"):
+        value = merged[key]
+        merged[key] = tuple(map(float, value)) if isinstance(value, tuple | list) else (float(value),) * 3
+    return merged
+
+
+def _refuse_other_activation(who: str, stated: str | None, quick_gelu: bool) -> None:
+    own = "quick_gelu" if quick_gelu else "gelu"
+    if stated not in (None, own):
+        raise ValueError(f"{who}: these weights were trained with {own}, got activation={stated!r}")
+
+
+def _download(who: str, fetch: Any) -> str:
+    try:
+        return str(fetch())
+    except (OSError, RuntimeError) as error:
+        raise OSError(
+            f"{who}: the weights are not on this machine and could not be fetched ({error}); without a "
+            "network give a local checkpoint: 'open_clip:<arch>/<path>'"
+        ) from error
+
+
+def _unknown_architecture(reference: str, architecture: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(architecture, known, n=3) or ["open_clip.list_models()"]
+    return (
+        f"open_clip: {reference!r} names neither a folder nor an architecture of open_clip ({architecture!r} "
+        f"is unknown); nearest: {', '.join(close)}"
+    )

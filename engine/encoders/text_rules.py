@@ -1,0 +1,114 @@
+"""From token ids to ``Tokens``: which positions are words, where a caption ends, what a cut made equal."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.encoders.base import Tokens
+
+POOLS = ("first", "last", "argmax", "eos")
+# Read through a tokenizer, these tell case, punctuation, accents, numbers and special tokens apart.
+_PROBES = ("A photo of two Red cats, not a DOG's!", "naïve café_42", "左 of   <b>", "")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Captions as rows of ids, cut to the context length, not yet padded; ``truncated``: which were cut."""
+
+    rows: list[list[int]]
+    truncated: list[bool]
+
+
+def cut_rows(rows: Sequence[Sequence[int]], context_length: int, end_ids: Sequence[int]) -> Cut:
+    """Cut rows that are too long; the end token of a cut row stays its last token."""
+    kept, truncated = [], []
+    for row in rows:
+        too_long = len(row) > context_length
+        if too_long and row[-1] in end_ids:
+            row = [*row[: context_length - 1], row[-1]]
+        kept.append(list(row[:context_length]))
+        truncated.append(too_long)
+    return Cut(kept, truncated)
+
+
+def build_tokens(
+    cut: Cut,
+    texts: Sequence[str],
+    *,
+    context_length: int,
+    pad: tuple[int, str],
+    special_ids: Sequence[int],
+    end: Callable[[Tensor], Tensor],
+    piece: Callable[[int], str],
+) -> Tokens:
+    """``Tokens`` of cut rows, padded to the context length.
+
+    Arguments
+    ---------
+    cut: ids of each caption.
+    texts: the captions.
+    context_length: positions T of the result.
+    pad: the padding id and the side it goes to, ``"right"`` or ``"left"``.
+    special_ids: ids that are no word wherever they stand (start, end, padding, separators).
+    end: from ids ``(B, T)`` to the position ``(B,)`` whose state becomes the global embedding.
+    piece: the text of one id.
+    """
+    pad_id, side = pad
+    ids = torch.full((len(cut.rows), context_length), pad_id, dtype=torch.int64)
+    attention = torch.zeros(ids.shape, dtype=torch.bool)
+    for number, row in enumerate(cut.rows):
+        where = slice(0, len(row)) if side == "right" else slice(context_length - len(row), context_length)
+        ids[number, where] = torch.tensor(row, dtype=torch.int64)
+        attention[number, where] = True
+    words = attention & ~torch.isin(ids, torch.tensor(list(special_ids), dtype=torch.int64))
+    shown = {number: piece(number) for number in set(ids.flatten().tolist())}
+    return Tokens(
+        ids=ids,
+        attention_mask=attention,
+        word_mask=words,
+        end=end(ids),
+        truncated=torch.tensor(cut.truncated, dtype=torch.bool),
+        texts=tuple(texts),
+        token_texts=tuple(tuple(shown[number] for number in row) for row in ids.tolist()),
+    )
+
+
+def end_positions(ids: Tensor, pool: str, end_id: int) -> Tensor:
+    """Position ``(B,)`` that a text tower pools: ``first``, ``last``, ``argmax`` (of ids) or ``eos``."""
+    if pool == "first":
+        return torch.zeros(len(ids), dtype=torch.int64)
+    if pool == "last":
+        return torch.full((len(ids),), ids.shape[1] - 1, dtype=torch.int64)
+    if pool == "argmax":
+        return ids.argmax(dim=-1)
+    if pool == "eos":
+        return (ids == end_id).int().argmax(dim=-1)
+    raise ValueError(f"text tower: pooling must be 'first', 'last', 'argmax' or 'eos', got {pool!r}")
+
+
+def find_equal_after_cut(tokens: Tokens) -> list[tuple[int, int]]:
+    """Pairs of different captions that the cut to the context length made equal: (first row, later row).
+
+    Each later row is paired with the first row that has its ids. Captions that are the same string are no
+    finding.
+    """
+    first: dict[tuple[int, ...], int] = {}
+    pairs = []
+    truncated = tokens.truncated.tolist()
+    for row, ids in enumerate(map(tuple, tokens.ids.tolist())):
+        earlier = first.setdefault(ids, row)
+        if tokens.texts[earlier] != tokens.texts[row] and (truncated[earlier] or truncated[row]):
+            pairs.append((earlier, row))
+    return pairs
+
+
+def probe(tokenize: Callable[[Sequence[str]], Tokens]) -> str:
+    """Hex digest of what a tokenizer does to a few telling texts; part of an encoder's fingerprint."""
+    tokens = tokenize(_PROBES)
+    facts = repr((tokens.ids.tolist(), tokens.word_mask.tolist(), tokens.end.tolist()))
+    return hashlib.sha256(facts.encode()).hexdigest()[:16]

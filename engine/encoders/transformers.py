@@ -1,0 +1,259 @@
+"""Frozen encoders from transformers: CLIP, SigLIP, SigLIP 2 (of fixed resolution and native aspect ratio).
+
+Patch taps are those of ``engine.encoders.towers.TAPS``. SigLIP and SigLIP 2 pool by attention: a patch
+vector is the pool's output when that patch is all it sees.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from engine.encoders.base import EncoderSpec, Tokens, fingerprint
+from engine.encoders.hub_tokenizer import HubTokenizer
+from engine.encoders.pixels import PixelRules
+from engine.encoders.placement import place
+from engine.encoders.text_rules import end_positions, probe
+from engine.encoders.towers import DualEncoder, freeze
+from engine.encoders.transformers_files import STATED_FILE, Files, read_files
+from engine.encoders.transformers_towers import image_tower, text_tower
+from engine.images import Interpolation, ResizePolicy
+
+TEXT_RULES = {
+    "clip": "lower case; start and end token; padded to the full length, which the causal tower does not see",
+    "siglip": "lower case, punctuation dropped; end token; padded to the full length, padding takes part",
+    "siglip2": "lower case; end token; padded to the full length, padding takes part",
+}
+_FILTERS: dict[int, Interpolation] = {2: "bilinear", 3: "bicubic"}
+
+
+class TransformersEncoder(DualEncoder):
+    """A CLIP-like model of transformers with its pixel and text rules; made by ``load_transformers``."""
+
+    def __init__(
+        self, name: str, files: Files, *, resize: str, placement: tuple[torch.device, torch.dtype]
+    ) -> None:
+        self.device, self._dtype = placement
+        self._files = files
+        model = files.model
+        self._kind: str = model.config.model_type
+        self._family = _family(self._kind, files.tokenizer)
+        self._tokenizer = _tokenizer(model, files.tokenizer, self._family)
+        vision = model.config.vision_config
+        patch = int(vision.patch_size)
+        side = int(vision.num_patches**0.5) if self._native else int(vision.image_size) // patch
+        self._pixels = _pixel_rules(name, files.processor, side * patch, resize, native=self._native)
+        grid = None if self._native else (side, side)
+        facts = {
+            "family": self._family,
+            "model": _settings(model.config),
+            "pixels": self._pixels.facts(),
+            "text": (TEXT_RULES[self._family], self._tokenizer.digest(), probe(self._tokenizer)),
+        }
+        # Taken in the checkpoint's own numbers: half precision on a GPU reads the same weights.
+        mark = fingerprint(facts, model.state_dict())
+        self._image, self._text = image_tower(model, grid), text_tower(model)
+        self._model: Any = freeze(model, self.device, self._dtype)
+        self.spec = self._describe(name, mark)
+
+    @property
+    def _native(self) -> bool:
+        """Images keep their aspect ratio and become sequences of patches of their own grid."""
+        return self._kind == "siglip2"
+
+    def preprocess(self, image: Image.Image) -> Tensor:
+        """Normalised input ``(3, image_size, image_size)``; at native aspect ``(1 + P, 3 * patch * patch)``.
+
+        The latter are the patches of one image, padded to the model's number, after a first row that starts
+        with the rows and columns of the image's grid.
+        """
+        if not self._native:
+            return self._pixels(image)
+        inputs = self._files.processor(images=image, return_tensors="pt")
+        patches = inputs["pixel_values"][0].float()
+        head = patches.new_zeros(1, patches.shape[1])
+        head[0, :2] = inputs["spatial_shapes"][0]
+        return torch.cat([head, patches])
+
+    def tokenize(self, texts: Sequence[str]) -> Tokens:
+        return self._tokenizer(texts)
+
+    def save(self, folder: str | PathLike[str]) -> None:
+        """Write model, tokenizer and image processor as one folder; ``hf:<folder>`` loads it back.
+
+        The folder states the fingerprint, and loading refuses files that were changed.
+        """
+        if self._dtype != torch.float32:
+            raise ValueError(f"{self.spec.name}: save wants an encoder of dtype float32, got {self._dtype}")
+        target = Path(folder)
+        for part in (self._model, self._files.tokenizer, self._files.processor):
+            part.save_pretrained(target)
+        stated = {"fingerprint": self.spec.fingerprint, "resize": self._pixels.mode}
+        (target / STATED_FILE).write_text(json.dumps(stated, indent=1) + "\n", encoding="utf-8")
+
+    def _embed_pixels(self, pixels: Tensor) -> Tensor:
+        if not self._native:
+            return _pooled(self._model.get_image_features(pixel_values=pixels.to(self._dtype)))
+        shapes = pixels[:, 0, :2].round().long()
+        mask = self._patch_mask(pixels)
+        assert mask is not None
+        features = self._model.get_image_features(
+            pixel_values=pixels[:, 1:].to(self._dtype), pixel_attention_mask=mask.int(), spatial_shapes=shapes
+        )
+        return _pooled(features)
+
+    def _patch_mask(self, pixels: Tensor) -> Tensor | None:
+        if not self._native:
+            return None
+        counts = pixels[:, 0, :2].round().long().prod(dim=1, keepdim=True)
+        return torch.arange(pixels.shape[1] - 1, device=pixels.device)[None] < counts
+
+    def _embed_ids(self, ids: Tensor) -> Tensor:
+        # No attention mask: CLIP's tower is causal, and SigLIP was trained with its padding in view.
+        return _pooled(self._model.get_text_features(input_ids=ids))
+
+    def _describe(self, name: str, mark: str) -> EncoderSpec:
+        model = self._model
+        bias = getattr(model, "logit_bias", None)
+        return EncoderSpec(
+            name=name,
+            family=self._family,
+            embed_dim=_embed_dim(model.config),
+            image_size=self._pixels.size,
+            grid=self._image.grid,
+            image_layers=len(self._image.blocks),
+            text_layers=len(self._text.blocks),
+            image_width=self._image.width,
+            text_width=self._text.width,
+            context_length=self._tokenizer.context_length,
+            mean=self._pixels.mean,
+            std=self._pixels.std,
+            resize=self._pixels.geometry,
+            interpolation=self._pixels.interpolation,
+            logit_scale=float(model.logit_scale.detach().float().exp()),
+            logit_bias=0.0 if bias is None else float(bias.detach().float()),
+            probability="softmax" if bias is None else "sigmoid",
+            activation=str(model.config.vision_config.hidden_act),
+            taps=self._image.taps,
+            text_rules=TEXT_RULES[self._family],
+            fingerprint=mark,
+        )
+
+
+def load_transformers(
+    reference: str,
+    *,
+    device: torch.device | str = "auto",
+    dtype: torch.dtype | str = "auto",
+    resize: str | None = None,
+    tokenizer: str | PathLike[str] | None = None,
+) -> TransformersEncoder:
+    """Load a frozen CLIP, SigLIP or SigLIP 2 of transformers.
+
+    Arguments
+    ---------
+    reference: hub name (``openai/clip-vit-base-patch32``) or local folder, which never touches the network.
+    device, dtype: see ``engine.encoders.placement.place``.
+    resize: ``"model"`` (the processor's policy through ``engine.images``), ``"source"`` (the image
+        processor's own code), ``"crop"``, ``"squash"`` or ``"pad"``; None is ``"model"``, or what a folder
+        was saved with.
+    tokenizer: folder of the tokenizer, where the model's folder has none.
+
+    Raises FileNotFoundError naming the missing file; ValueError for another kind of model, for weights that
+    do not fit or were changed since they were saved, for preprocessing that is no named policy; OSError when
+    the network is needed and cannot be reached.
+    """
+    name = f"hf:{reference}"
+    placement = place(device, dtype)
+    files = read_files(name, reference, tokenizer=None if tokenizer is None else Path(tokenizer).expanduser())
+    encoder = TransformersEncoder(
+        name, files, resize=resize or files.stated.get("resize", "model"), placement=placement
+    )
+    saved = files.stated.get("fingerprint")
+    if (
+        saved is not None
+        and resize in (None, files.stated.get("resize"))
+        and saved != encoder.spec.fingerprint
+    ):
+        raise ValueError(
+            f"{name}: the files were changed since they were saved: {STATED_FILE} states fingerprint "
+            f"{saved}, weights and settings have {encoder.spec.fingerprint}"
+        )
+    return encoder
+
+
+def _pooled(features: Any) -> Tensor:
+    """The global features, which newer versions return inside an output object."""
+    return features if isinstance(features, Tensor) else features.pooler_output
+
+
+def _family(kind: str, tokenizer: Any) -> str:
+    """SigLIP 2 of fixed resolution has SigLIP's architecture; its Gemma vocabulary tells it apart."""
+    words = type(tokenizer).__name__
+    return "siglip2" if kind == "siglip" and ("Gemma" in words or "Siglip2" in words) else kind
+
+
+def _tokenizer(model: Any, source: Any, family: str) -> HubTokenizer:
+    text = model.config.text_config
+    # Old CLIP configurations state 2, which is no end token; the model then pools the highest id.
+    pool = "last" if family != "clip" else "argmax" if text.eos_token_id == 2 else "eos"
+    clean: Callable[[str], str] = str.lower if family == "siglip2" else str
+    return HubTokenizer(
+        source,
+        int(text.max_position_embeddings),
+        clean=clean,
+        end=lambda ids: end_positions(ids, pool, text.eos_token_id),
+    )
+
+
+def _embed_dim(config: Any) -> int:
+    if config.model_type == "clip":
+        return int(config.projection_dim)
+    return int(config.vision_config.hidden_size)
+
+
+def _settings(config: Any) -> tuple[object, ...]:
+    """What decides the numbers beside the weights."""
+    names = ("hidden_act", "layer_norm_eps", "num_attention_heads", "patch_size", "eos_token_id")
+    parts = (config.text_config, config.vision_config)
+    return (config.model_type, *(getattr(part, name, None) for part in parts for name in names))
+
+
+def _pixel_rules(name: str, processor: Any, size: int, resize: str, *, native: bool) -> PixelRules:
+    facts = processor.to_dict()
+    sides = {key: value for key, value in dict(facts.get("size") or {}).items() if value is not None}
+    cut = {key: value for key, value in dict(facts.get("crop_size") or {}).items() if value is not None}
+    policy: ResizePolicy | None = None
+    if native or (sides == {"height": size, "width": size} and not facts.get("do_center_crop")):
+        policy = "squash"
+    elif sides.get("shortest_edge") == size and facts.get("do_center_crop") and set(cut.values()) == {size}:
+        policy = "crop"
+    plain = (
+        facts.get("do_resize", True) and facts.get("do_rescale", True) and int(facts["resample"]) in _FILTERS
+    )
+    if native and resize not in ("model", "source"):
+        raise ValueError(
+            f"{name}: a model of native aspect ratio has its own resizing, got resize={resize!r}"
+        )
+    if not native and resize == "model" and not (policy and plain):
+        raise ValueError(
+            f"{name}: the image processor's steps (size {sides}, crop {cut or None}) are no named policy for "
+            f"a {size} x {size} input; use resize='source' to run them as they are, or name a policy"
+        )
+    normalised = facts.get("do_normalize", True)
+    return PixelRules(
+        size=size,
+        mean=tuple(facts["image_mean"]) if normalised else (0.0, 0.0, 0.0),
+        std=tuple(facts["image_std"]) if normalised else (1.0, 1.0, 1.0),
+        policy=policy or "crop",
+        interpolation=_FILTERS.get(int(facts["resample"]), "bicubic"),
+        source=lambda image: processor(images=image, return_tensors="pt")["pixel_values"][0],
+        mode=resize,
+    )
