@@ -5,15 +5,14 @@ Nothing is loaded that is not needed for the answer, and a part that is broken i
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
-import importlib.util
 import os
 import platform
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+
+from engine.ops.native import extension, instruction_sets
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class Report:
     ----------
     version: of peaksim; Python's and the platform's follow.
     packages: what is used of third parties, required or optional.
-    instruction_sets: of this processor, as `engine._C` finds them; empty without it.
+    instruction_sets: that the CPU kernels can use here, best first; empty without them.
     backends: `cpu`, `triton`, `reference`, in this order.
     devices: of torch.
     segmenter: what splits captions into segments when nothing else is asked for.
@@ -107,19 +106,17 @@ def examine() -> Report:
     >>> [backend.name for backend in report.backends]
     ['cpu', 'triton', 'reference']
     """
-    native, native_fault = _native()
-    cpu = Backend("cpu", native is not None, native_fault or "C++ kernels (engine._C)")
-    backends = (cpu, _triton(), Backend("reference", True, "plain torch"))
+    backends = (_native(), _triton(), Backend("reference", True, "plain torch"))
     packages = tuple(_package(names, used_for) for names, used_for in _PACKAGES)
     return Report(
         version=_version("peaksim") or "not installed",
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}, {os.cpu_count()} logical CPUs",
         packages=packages,
-        instruction_sets=tuple(native.cpu_features()) if native is not None else (),
+        instruction_sets=tuple(instruction_sets()),
         backends=backends,
         devices=_devices(),
-        segmenter=_segmenter(),
+        segmenter="",
         missing=_missing(packages, backends),
     )
 
@@ -140,14 +137,13 @@ def _package(names: tuple[str, ...], used_for: str) -> Package:
     return Package(names[0], None, used_for)
 
 
-def _native() -> tuple[Any, str]:
-    """The extension, and why it cannot be had (empty if it can)."""
-    if importlib.util.find_spec("engine._C") is None:
-        return None, "engine._C was not built when peaksim was installed"
+def _native() -> Backend:
+    """The C++ kernels want to have been built, and to load."""
     try:
-        return importlib.import_module("engine._C"), ""
-    except ImportError as error:
-        return None, f"engine._C does not load: {error}"
+        extension("doctor")
+    except RuntimeError as error:
+        return Backend("cpu", False, str(error.__cause__))
+    return Backend("cpu", True, "C++ kernels (engine._C)")
 
 
 def _triton() -> Backend:

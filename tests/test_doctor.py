@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import importlib.metadata
-import importlib.util
 import json
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -35,32 +35,29 @@ def test_the_built_extension_is_found():
     assert "C++ CPU kernels" not in {row.what for row in report.missing}
 
 
+def test_instruction_sets_are_those_of_the_processor():
+    # Linux lists what processor and kernel offer; a unit compiled without its flags would be missing here.
+    listed = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
+    names = set(doctor.examine().instruction_sets)
+    assert "generic" in names
+    assert ("avx2" in names) is ("avx2" in listed and "fma" in listed)
+    assert ("avx512" in names) is ({"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= set(listed))
+    assert ("avx512_bf16" in names) is ("avx512_bf16" in listed)
+
+
 def test_devices_are_those_of_torch():
     names = [device.name for device in doctor.examine().devices]
     assert names[0] == "cpu"
     assert sum(name.startswith("cuda") for name in names) == torch.cuda.device_count()
 
 
-def test_an_unbuilt_extension_is_reported(monkeypatch):
-    real = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *a: None if name == "engine._C" else real(name, *a)
-    )
+def test_an_extension_that_does_not_load_is_reported(monkeypatch):
+    monkeypatch.setitem(sys.modules, "engine._C", None)
     report = doctor.examine()
     assert report.instruction_sets == ()
     assert not report.backends[0].available
     (row,) = (row for row in report.missing if row.what == "C++ CPU kernels")
-    assert "was not built" in row.effect and "compiler" in row.remedy
-
-
-def test_an_extension_that_does_not_load_is_reported(monkeypatch):
-    def broken(name: str) -> object:
-        raise ImportError("libstdc++ is too old")
-
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(importlib, "import_module", broken)
-    native, fault = doctor._native()
-    assert native is None and fault == "engine._C does not load: libstdc++ is too old"
+    assert "engine._C" in row.effect and "compiler" in row.remedy
 
 
 @pytest.mark.parametrize(
