@@ -1,0 +1,145 @@
+// The only unit that knows Python: numpy arrays in and out, all checked; the GIL is released while kernels run.
+// Results are written into arrays of the caller. bfloat16 crosses as int16.
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <string>
+
+#include "max_sim.hpp"
+#include "max_sim_kernels.hpp"
+
+namespace py = pybind11;
+using peaksim::DType;
+
+namespace {
+
+using Array = py::array;
+using MaybeArray = std::optional<py::array>;
+
+[[noreturn]] void refuse(const std::string& what, const char* wanted) {
+    throw std::invalid_argument("engine._C: " + what + " must be " + wanted);
+}
+
+DType dtype_of(const std::string& name) {
+    if (name == "float32") return DType::float32;
+    if (name == "float16") return DType::float16;
+    if (name == "bfloat16") return DType::bfloat16;
+    refuse("dtype", "float32, float16 or bfloat16");
+}
+
+char kind_of(DType dtype) { return dtype == DType::bfloat16 ? 'i' : 'f'; }
+
+// The array's data if it is dense, of the element type and the shape; null for None.
+template <class T>
+T* dense(const MaybeArray& array, const char* name, char kind, std::initializer_list<int64_t> shape, bool write) {
+    if (!array) return nullptr;
+    const bool type = array->dtype().kind() == kind && array->itemsize() == static_cast<py::ssize_t>(sizeof(T));
+    bool fits = array->ndim() == static_cast<py::ssize_t>(shape.size());
+    py::ssize_t axis = 0;
+    for (const int64_t n : shape) fits = fits && array->shape(axis++) == n;
+    const bool packed = (array->flags() & py::array::c_style) != 0;
+    if (!type || !fits || !packed || (write && !array->writeable())) {
+        refuse(name, "a dense array of the documented dtype and shape");
+    }
+    return static_cast<T*>(const_cast<void*>(array->data()));
+}
+
+template <class T>
+T* result(const MaybeArray& array, const char* name, std::initializer_list<int64_t> shape) {
+    return dense<T>(array, name, std::is_integral_v<T> ? 'i' : 'f', shape, true);
+}
+
+peaksim::Tokens tokens_of(const Array& array, const char* name, DType dtype, const MaybeArray& mask,
+                          const MaybeArray& weights) {
+    const int64_t size = peaksim::size_of(dtype);
+    const bool type = array.dtype().kind() == kind_of(dtype) && array.itemsize() == size;
+    if (!type || array.ndim() != 3) refuse(name, "a 3-dimensional array of the dtype");
+    // An empty array's strides say nothing.
+    const bool last = array.size() == 0 || array.shape(2) == 1 || array.strides(2) == size;
+    if (!last || array.strides(0) % size != 0 || array.strides(1) % size != 0) refuse(name, "dense in its last axis");
+    const int64_t n = array.shape(0), length = array.shape(1);
+    return {array.data(), n, length, array.strides(0) / size, array.strides(1) / size,
+            dense<uint8_t>(mask, name, 'b', {n, length}, false), dense<float>(weights, name, 'f', {n, length}, false)};
+}
+
+peaksim::MaxSimInputs inputs_of(const Array& q, const Array& d, const std::string& dtype_name, const MaybeArray& q_mask,
+                                const MaybeArray& d_mask, const MaybeArray& q_weights, const MaybeArray& d_weights,
+                                float temperature, bool pairs) {
+    const DType dtype = dtype_of(dtype_name);
+    const peaksim::Tokens left = tokens_of(q, "q", dtype, q_mask, q_weights);
+    const peaksim::Tokens right = tokens_of(d, "d", dtype, d_mask, d_weights);
+    if (q.shape(2) != d.shape(2)) refuse("d", "of q's last dimension");
+    if (pairs && left.n != right.n) refuse("d", "as many as q in pairs");
+    return {dtype, q.shape(2), left, right, pairs, temperature};
+}
+
+void max_sim(const Array& q, const Array& d, const std::string& dtype, const MaybeArray& q_mask, const MaybeArray& d_mask,
+             const MaybeArray& q_weights, const MaybeArray& d_weights, float temperature, bool pairs,
+             const Array& scores, const MaybeArray& reverse_scores, const MaybeArray& argmax, const MaybeArray& values,
+             const MaybeArray& reverse_argmax, const MaybeArray& reverse_values, const std::string& isa, int threads) {
+    const peaksim::MaxSimInputs in =
+        inputs_of(q, d, dtype, q_mask, d_mask, q_weights, d_weights, temperature, pairs);
+    const int64_t columns = pairs ? 1 : in.d.n;
+    const peaksim::MaxSimOutputs out = {
+        result<float>(scores, "scores", {in.q.n, columns}),
+        result<float>(reverse_scores, "reverse_scores", {in.q.n, columns}),
+        result<int32_t>(argmax, "argmax", {in.q.n, columns, in.q.length}),
+        result<float>(values, "values", {in.q.n, columns, in.q.length}),
+        result<int32_t>(reverse_argmax, "reverse_argmax", {in.q.n, columns, in.d.length}),
+        result<float>(reverse_values, "reverse_values", {in.q.n, columns, in.d.length}),
+    };
+    py::gil_scoped_release release;
+    peaksim::max_sim(in, out, isa.c_str(), threads);
+}
+
+// Gradients of scores and values and the winners of one direction; None where there are none.
+peaksim::MaxSimIncoming incoming_of(const peaksim::MaxSimInputs& in, int64_t length, const MaybeArray& scores,
+                                    const MaybeArray& values, const MaybeArray& argmax) {
+    const int64_t columns = in.pairs ? 1 : in.d.n;
+    if (scores && !argmax) refuse("argmax", "given with the gradient of its scores");
+    return {dense<float>(scores, "gradient of scores", 'f', {in.q.n, columns}, false),
+            dense<float>(values, "gradient of values", 'f', {in.q.n, columns, length}, false),
+            dense<int32_t>(argmax, "argmax", 'i', {in.q.n, columns, length}, false)};
+}
+
+void max_sim_backward(const Array& q, const Array& d, const std::string& dtype, const MaybeArray& q_weights,
+                      const MaybeArray& d_weights, bool pairs, const MaybeArray& scores, const MaybeArray& values,
+                      const MaybeArray& argmax, const MaybeArray& reverse_scores, const MaybeArray& reverse_values,
+                      const MaybeArray& reverse_argmax, const Array& grad_q, const Array& grad_d, const std::string& isa,
+                      int threads) {
+    const peaksim::MaxSimInputs in =
+        inputs_of(q, d, dtype, std::nullopt, std::nullopt, q_weights, d_weights, 0.0f, pairs);
+    const peaksim::MaxSimIncoming forward = incoming_of(in, in.q.length, scores, values, argmax);
+    const peaksim::MaxSimIncoming reverse =
+        incoming_of(in, in.d.length, reverse_scores, reverse_values, reverse_argmax);
+    float* to_q = result<float>(grad_q, "grad_q", {in.q.n, in.q.length, in.dim});
+    float* to_d = result<float>(grad_d, "grad_d", {in.d.n, in.d.length, in.dim});
+    py::gil_scoped_release release;
+    peaksim::max_sim_backward(in, forward, reverse, to_q, to_d, isa.c_str(), threads);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+    m.doc() = "CPU kernels on numpy arrays; use them through engine.ops, which checks and documents.";
+    m.def("cpu_features", [] { return py::str(peaksim::max_sim_isas()).attr("split")(); },
+          "Names of the instruction sets that kernels can use here, best first.");
+    m.def("max_sim", &max_sim, py::arg("q").noconvert(), py::arg("d").noconvert(), py::arg("dtype"),
+          py::arg("q_mask").noconvert().none(true), py::arg("d_mask").noconvert().none(true),
+          py::arg("q_weights").noconvert().none(true), py::arg("d_weights").noconvert().none(true),
+          py::arg("temperature"), py::arg("pairs"), py::arg("scores").noconvert(),
+          py::arg("reverse_scores").noconvert().none(true), py::arg("argmax").noconvert().none(true),
+          py::arg("values").noconvert().none(true), py::arg("reverse_argmax").noconvert().none(true),
+          py::arg("reverse_values").noconvert().none(true), py::arg("isa"), py::arg("threads"),
+          "Forward of max-sim; temperature 0 is the hard maximum.");
+    m.def("max_sim_backward", &max_sim_backward, py::arg("q").noconvert(), py::arg("d").noconvert(), py::arg("dtype"),
+          py::arg("q_weights").noconvert().none(true), py::arg("d_weights").noconvert().none(true), py::arg("pairs"),
+          py::arg("scores").noconvert().none(true), py::arg("values").noconvert().none(true),
+          py::arg("argmax").noconvert().none(true), py::arg("reverse_scores").noconvert().none(true),
+          py::arg("reverse_values").noconvert().none(true), py::arg("reverse_argmax").noconvert().none(true),
+          py::arg("grad_q").noconvert(), py::arg("grad_d").noconvert(), py::arg("isa"), py::arg("threads"),
+          "Backward of the hard form of max-sim.");
+}

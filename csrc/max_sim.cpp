@@ -1,0 +1,239 @@
+// Max-sim, forward: query blocks × documents, the same for every instruction set.
+
+#include "max_sim.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "max_sim_block.hpp"
+#include "max_sim_kernels.hpp"
+#include "parallel.hpp"
+
+namespace peaksim {
+namespace {
+
+constexpr float kLowest = -std::numeric_limits<float>::infinity();
+
+// A block's packed tokens stay in the second-level cache while documents stream past.
+constexpr int64_t kBlockBytes = 384 << 10;
+// Document rows handled at once: widened, or their similarities kept, within the same cache.
+constexpr int64_t kRowsBytes = 128 << 10;
+// Packed blocks held at a time, so that memory does not grow with the number of queries.
+constexpr int64_t kGroupBytes = 64 << 20;
+constexpr int64_t kGroupBlocks = 4096;
+
+// log-sum-exp subtracts the maximum, except an infinite one: inf - inf would be NaN.
+float shift_of(float best) { return std::isinf(best) ? 0.0f : best; }
+
+// One thread's memory, sized before the threads start.
+struct Scratch {
+    std::vector<const void*> rows;
+    std::vector<int32_t> kept;
+    std::vector<float> best, shift, total, widened, tile;
+    std::vector<int32_t> index;
+    std::vector<double> reverse;
+};
+
+class Forward {
+public:
+    Forward(const MaxSimInputs& in, const MaxSimOutputs& out, const MaxSimKernels& kernels, int threads)
+        : in_(in), out_(out), kernels_(kernels) {
+        const double work = static_cast<double>(in.q.n) * static_cast<double>(in.q.length) *
+                            static_cast<double>(in.pairs ? 1 : in.d.n) * static_cast<double>(in.d.length) *
+                            static_cast<double>(in.dim);
+        threads_ = useful_threads(work, threads);
+        tiled_ = in.temperature > 0.0f || out.reverse();
+    }
+
+    void run() {
+        const int64_t per_query = std::max<int64_t>(1, QueryBlock::bytes(in_, kernels_, in_.q.length));
+        const int64_t per_block = in_.pairs ? 1 : std::max<int64_t>(1, kBlockBytes / per_query);
+        const int64_t blocks = std::clamp<int64_t>(kGroupBytes / (per_block * per_query), 1, kGroupBlocks);
+        std::vector<QueryBlock> group;
+        group.reserve(static_cast<size_t>(std::min(blocks, in_.q.n / per_block + 1)));
+        for (int64_t first = 0; first < in_.q.n; first += per_block * blocks) {
+            const int64_t last = std::min(in_.q.n, first + per_block * blocks);
+            group.clear();
+            for (int64_t i = first; i < last; i += per_block) {
+                group.emplace_back(in_, kernels_, i, std::min(last, i + per_block));
+            }
+            score_group(group);
+        }
+    }
+
+private:
+    void score_group(std::vector<QueryBlock>& group) {
+        int64_t width = 0;
+        size_t queries = 0;
+        for (const QueryBlock& block : group) {
+            width = std::max(width, block.width());
+            queries = std::max(queries, block.segments().size());
+        }
+        const int64_t row_floats = std::max<int64_t>({1, in_.dim, tiled_ ? width : 0});
+        chunk_ = std::clamp<int64_t>(kRowsBytes / (row_floats * int64_t(sizeof(float))), 24, 512);
+        std::vector<Scratch> scratch(static_cast<size_t>(threads_));
+        for (Scratch& s : scratch) prepare(s, width, queries);
+        const int64_t blocks = static_cast<int64_t>(group.size());
+        if (in_.pairs) {
+            parallel_for(blocks, threads_, [&](int64_t b, int worker) {
+                QueryBlock& block = group[size_t(b)];
+                block.pack();
+                score(block, block.segments()[0].query, scratch[size_t(worker)]);
+            });
+            return;
+        }
+        parallel_for(blocks, blocks > 1 ? threads_ : 1, [&](int64_t b, int) { group[size_t(b)].pack(); });
+        // Neighbouring tasks share their documents. Few enough in a task that all threads have work to the end.
+        const int64_t step = std::clamp<int64_t>(in_.d.n * blocks / (8 * threads_), 1, 8);
+        parallel_for((in_.d.n + step - 1) / step * blocks, threads_, [&](int64_t task, int worker) {
+            const int64_t j = task / blocks * step;
+            for (int64_t end = std::min(in_.d.n, j + step), k = j; k < end; ++k) {
+                score(group[size_t(task % blocks)], k, scratch[size_t(worker)]);
+            }
+        });
+    }
+
+    void prepare(Scratch& s, int64_t width, size_t queries) const {
+        s.rows.resize(size_t(in_.d.length));
+        s.kept.resize(size_t(in_.d.length));
+        s.best.resize(size_t(width));
+        s.index.resize(size_t(width));
+        s.shift.resize(size_t(width));
+        s.total.resize(size_t(width));
+        s.reverse.resize(queries);
+        if (widens()) s.widened.resize(size_t(std::min(chunk_, in_.d.length) * in_.dim));
+        if (tiled_) s.tile.resize(size_t(std::min(chunk_, in_.d.length) * width));
+    }
+
+    bool widens() const { return !kernels_.as_stored && in_.dtype != DType::float32; }
+    int64_t place(int64_t i, int64_t j) const { return in_.pairs ? i : i * in_.d.n + j; }
+
+    // All queries of the block against document j.
+    void score(const QueryBlock& block, int64_t j, Scratch& s) const {
+        int64_t n = 0;
+        for (int64_t t = 0; t < in_.d.length; ++t) {
+            if (!in_.d.kept(j, t)) continue;
+            s.rows[size_t(n)] = in_.d.row(in_.dtype, j, t);
+            s.kept[size_t(n++)] = static_cast<int32_t>(t);
+        }
+        std::fill(s.best.begin(), s.best.end(), kLowest);
+        std::fill(s.index.begin(), s.index.end(), 0);
+        std::fill(s.total.begin(), s.total.end(), 0.0f);
+        if (out_.reverse()) begin_reverse(block, j, s);
+        for (int64_t first = 0; first < n; first += chunk_) {
+            const int64_t rows = std::min(chunk_, n - first);
+            if (widens()) {
+                for (int64_t r = 0; r < rows; ++r) {
+                    float* to = s.widened.data() + r * in_.dim;
+                    kernels_.widen(in_.dtype, s.rows[size_t(first + r)], to, in_.dim);
+                    s.rows[size_t(first + r)] = to;
+                }
+            }
+            tiled_ ? take_tile(block, j, first, rows, s) : take_rows(block, first, rows, s);
+        }
+        finish(block, j, n, s);
+    }
+
+    void take_rows(const QueryBlock& block, int64_t first, int64_t rows, Scratch& s) const {
+        for (int64_t p = 0; p < block.panels(); ++p) {
+            const int64_t begin = block.panel_begin(p);
+            kernels_.fold(s.rows.data() + first, rows, in_.dim, block.panel(p), static_cast<int32_t>(first),
+                          s.best.data() + begin, out_.argmax ? s.index.data() + begin : nullptr);
+        }
+    }
+
+    void take_tile(const QueryBlock& block, int64_t j, int64_t first, int64_t rows, Scratch& s) const {
+        const int64_t width = block.width();
+        for (int64_t p = 0; p < block.panels(); ++p) {
+            kernels_.tile(s.rows.data() + first, rows, in_.dim, block.panel(p),
+                          s.tile.data() + block.panel_begin(p), width);
+        }
+        const float temperature = in_.temperature;
+        // Where the maximum rises, what was summed so far is scaled down to it.
+        std::copy_n(s.best.data(), width, s.shift.data());
+        kernels_.columns(s.tile.data(), rows, width, width, static_cast<int32_t>(first), s.best.data(),
+                         out_.argmax ? s.index.data() : nullptr);
+        if (temperature > 0.0f) {
+            for (int64_t x = 0; x < width; ++x) {
+                const float before = s.shift[size_t(x)], now = shift_of(s.best[size_t(x)]);
+                s.shift[size_t(x)] = now;
+                if (first == 0 || before == kLowest) {
+                    s.total[size_t(x)] = 0.0f;
+                } else if (now != shift_of(before)) {
+                    s.total[size_t(x)] *= std::exp((shift_of(before) - now) / temperature);
+                }
+            }
+            kernels_.column_sums(s.tile.data(), rows, width, width, s.shift.data(), temperature, s.total.data());
+        }
+        if (out_.reverse()) take_reverse(block, j, first, rows, s);
+    }
+
+    void begin_reverse(const QueryBlock& block, int64_t j, Scratch& s) const {
+        std::fill_n(s.reverse.begin(), block.segments().size(), 0.0);
+        for (const Segment& segment : block.segments()) {
+            const int64_t at = place(segment.query, j) * in_.d.length;
+            if (out_.reverse_argmax) std::fill_n(out_.reverse_argmax + at, in_.d.length, -1);
+            if (out_.reverse_values) std::fill_n(out_.reverse_values + at, in_.d.length, 0.0f);
+        }
+    }
+
+    // Maxima along the rows of the tile: what each document token finds in each query.
+    void take_reverse(const QueryBlock& block, int64_t j, int64_t first, int64_t rows, Scratch& s) const {
+        for (int64_t r = 0; r < rows; ++r) {
+            const float* row = s.tile.data() + r * block.width();
+            const int64_t t = s.kept[size_t(first + r)];
+            for (size_t k = 0; k < block.segments().size(); ++k) {
+                const Segment& segment = block.segments()[k];
+                if (segment.count == 0) continue;
+                int32_t winner;
+                float value = kernels_.row_max(row + segment.begin, segment.count, &winner);
+                if (in_.temperature > 0.0f) {
+                    const float shift = shift_of(value);
+                    const float sum = kernels_.row_sum(row + segment.begin, segment.count, shift, in_.temperature);
+                    value = shift + in_.temperature * std::log(sum);
+                }
+                s.reverse[k] += static_cast<double>(in_.d.weight(j, t)) * value;
+                const int64_t at = place(segment.query, j) * in_.d.length + t;
+                if (out_.reverse_argmax) out_.reverse_argmax[at] = block.tokens()[size_t(segment.begin + winner)];
+                if (out_.reverse_values) out_.reverse_values[at] = value;
+            }
+        }
+    }
+
+    void finish(const QueryBlock& block, int64_t j, int64_t n, const Scratch& s) const {
+        for (size_t k = 0; k < block.segments().size(); ++k) {
+            const Segment& segment = block.segments()[k];
+            const int64_t cell = place(segment.query, j), at = cell * in_.q.length;
+            if (out_.argmax) std::fill_n(out_.argmax + at, in_.q.length, -1);
+            if (out_.values) std::fill_n(out_.values + at, in_.q.length, 0.0f);
+            double sum = 0.0;
+            for (int64_t x = segment.begin; n > 0 && x < segment.begin + segment.count; ++x) {
+                const int64_t u = block.tokens()[size_t(x)];
+                float value = s.best[size_t(x)];
+                if (in_.temperature > 0.0f) value = s.shift[size_t(x)] + in_.temperature * std::log(s.total[size_t(x)]);
+                sum += static_cast<double>(in_.q.weight(segment.query, u)) * value;
+                if (out_.argmax) out_.argmax[at + u] = s.kept[size_t(s.index[size_t(x)])];
+                if (out_.values) out_.values[at + u] = value;
+            }
+            out_.scores[cell] = static_cast<float>(sum);
+            if (out_.reverse_scores) out_.reverse_scores[cell] = static_cast<float>(s.reverse[k]);
+        }
+    }
+
+    const MaxSimInputs& in_;
+    const MaxSimOutputs& out_;
+    const MaxSimKernels& kernels_;
+    int threads_;
+    bool tiled_;
+    int64_t chunk_ = 1;
+};
+
+}  // namespace
+
+void max_sim(const MaxSimInputs& in, const MaxSimOutputs& out, const char* isa, int threads) {
+    Forward(in, out, max_sim_kernels(in.dtype, isa), threads).run();
+}
+
+}  // namespace peaksim

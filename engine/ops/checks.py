@@ -1,0 +1,119 @@
+"""Checks of arguments that the ops share. Each message says who asks, what was wanted and what came."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import torch
+from torch import Tensor
+
+from engine.ops.native import extension
+
+BACKENDS = ("auto", "cpp", "triton", "reference")
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def check_tensor(op: str, name: str, x: object) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{op}: {name} must be a torch.Tensor, got {type(x).__name__}")
+
+
+def check_tokens(op: str, q: object, d: object) -> None:
+    """Two tensors `(Nq, Lq, D)` and `(Nd, Ld, D)` of one floating dtype, on one device."""
+    for name, x, shape in (("q", q, "(Nq, Lq, D)"), ("d", d, "(Nd, Ld, D)")):
+        check_tensor(op, name, x)
+        assert isinstance(x, Tensor)
+        if x.ndim != 3:
+            raise ValueError(f"{op}: {name} must have the shape {shape}, got {tuple(x.shape)}")
+        if x.dtype not in FLOATS:
+            wanted = ", ".join(map(name_of, FLOATS))
+            raise TypeError(f"{op}: {name} must be one of {wanted}, got {name_of(x.dtype)}")
+    assert isinstance(q, Tensor) and isinstance(d, Tensor)
+    if q.dtype != d.dtype:
+        raise TypeError(f"{op}: q and d must have one dtype, got {name_of(q.dtype)} and {name_of(d.dtype)}")
+    if q.device != d.device:
+        raise ValueError(f"{op}: q and d must be on one device, got {q.device} and {d.device}")
+    if q.shape[2] != d.shape[2]:
+        raise ValueError(f"{op}: q and d must have one last dimension D, got {q.shape[2]} and {d.shape[2]}")
+
+
+def check_per_token(op: str, name: str, x: object, tokens: Tensor, axes: str, *, mask: bool) -> None:
+    """None, or a mask or weights `(N, L)` for `tokens (N, L, D)`, on their device."""
+    if x is None:
+        return
+    check_tensor(op, name, x)
+    assert isinstance(x, Tensor)
+    wanted = tuple(tokens.shape[:2])
+    right = x.dtype == torch.bool if mask else x.dtype.is_floating_point
+    if not right or tuple(x.shape) != wanted:
+        kind, got = "bool" if mask else "floating", f"{name_of(x.dtype)} {tuple(x.shape)}"
+        error = ValueError if right else TypeError
+        raise error(f"{op}: {name} must be {kind} of shape {axes} = {wanted}, got {got}")
+    if x.device != tokens.device:
+        raise ValueError(f"{op}: {name} must be on {tokens.device} as its tokens are, got {x.device}")
+
+
+def check_temperature(op: str, temperature: object) -> None:
+    """None, or a number that float32 arithmetic can divide by."""
+    if temperature is None:
+        return
+    if isinstance(temperature, bool) or not isinstance(temperature, (int, float)):
+        raise TypeError(f"{op}: temperature must be a number or None, got {type(temperature).__name__}")
+    if not (math.isfinite(temperature) and 1e-30 <= temperature <= 1e30):
+        raise ValueError(f"{op}: temperature must be between 1e-30 and 1e30, got {temperature}")
+
+
+def check_precision(op: str, precision: object, dtype: torch.dtype, backend: str) -> None:
+    """"ieee", or "tf32" where that changes something."""
+    if precision not in ("ieee", "tf32"):
+        raise ValueError(f"{op}: precision must be 'ieee' or 'tf32', got {precision!r}")
+    if precision == "tf32" and dtype != torch.float32:
+        raise ValueError(f"{op}: precision='tf32' is for float32 inputs, got {name_of(dtype)}")
+    if precision == "tf32" and backend == "cpp":
+        raise ValueError(f"{op}: precision='tf32' is for CUDA tensors or backend='reference', got backend 'cpp'")
+
+
+def choose_backend(op: str, backend: object, x: Tensor) -> str:
+    """"cpp", "triton" or "reference" for tensors like `x`; None and "auto" choose by device and dtype.
+
+    Raises:
+        ValueError: the backend is unknown, or cannot work on such tensors.
+        RuntimeError: the backend is not there; the message says how to get it.
+    """
+    if backend is not None and backend not in BACKENDS:
+        raise ValueError(f"{op}: backend must be one of {', '.join(BACKENDS)} or None, got {backend!r}")
+    device = x.device.type
+    if backend in (None, "auto"):
+        if x.dtype == torch.float64 or device == "meta":
+            return "reference"
+        if device not in ("cpu", "cuda"):
+            raise ValueError(f"{op}: no kernels for device {device!r}; pass backend='reference'")
+        backend = "cpp" if device == "cpu" else "triton"
+    if backend != "reference" and x.dtype == torch.float64:
+        raise ValueError(f"{op}: backend {backend!r} does not take float64; pass backend='reference'")
+    if backend == "cpp":
+        if device != "cpu":
+            raise ValueError(f"{op}: backend 'cpp' takes CPU tensors, got {device}")
+        extension(op)
+    if backend == "triton":
+        check_triton(op, device)
+    return str(backend)
+
+
+def check_triton(op: str, device: str) -> None:
+    """Triton is installed, and tensors of this device can be given to it."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if device != "cuda" and not interpreted:
+        raise ValueError(f"{op}: backend 'triton' takes CUDA tensors, got {device}")
+    try:
+        import triton  # noqa: F401
+    except ImportError as error:
+        raise RuntimeError(
+            f"{op}: Triton is missing ({error}). Install it with `pip install triton`, "
+            "or pass backend='reference' for the slower torch form."
+        ) from error

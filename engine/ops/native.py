@@ -1,0 +1,55 @@
+"""The way to the C++ CPU kernels `engine._C`: whether they are there, how tensors and options reach them."""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# The name of an instruction set here limits the CPU kernels to it and to lesser ones; read at each call.
+ISA_VARIABLE = "PEAKSIM_CPU_ISA"
+
+
+def extension(op: str) -> ModuleType:
+    """The extension module.
+
+    Raises:
+        RuntimeError: it was not built, or cannot be loaded.
+    """
+    try:
+        import engine._C as native
+    except ImportError as error:
+        raise RuntimeError(
+            f"{op}: the C++ CPU kernels are missing ({error}). Install a C++17 compiler and reinstall peaksim, "
+            "or pass backend='reference' for the slower torch form."
+        ) from error
+    return native
+
+
+def instruction_sets() -> list[str]:
+    """Instruction sets that the CPU kernels can use here, best first; empty where the kernels are missing."""
+    try:
+        return list(extension("instruction_sets").cpu_features())
+    except RuntimeError:
+        return []
+
+
+def forced_isa() -> str:
+    """What the environment limits the kernels to; empty for no limit. The kernels refuse unknown names."""
+    return os.environ.get(ISA_VARIABLE, "")
+
+
+def as_array(x: Tensor | None) -> np.ndarray | None:
+    """The tensor's memory as a numpy array, bfloat16 as int16; None, and what has the shape (0,), as None."""
+    if x is None or x.shape == (0,):
+        return None
+    x = x.detach()
+    return (x.view(torch.int16) if x.dtype == torch.bfloat16 else x).numpy()
+
+
+def dense_rows(x: Tensor) -> Tensor:
+    """`x` itself if its last axis is dense, which is all that the kernels ask of strides; else a copy."""
+    return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
