@@ -45,18 +45,19 @@ print(json.dumps({
 """
 
 
-def run(*command: str | Path, cwd: Path, **environment: str) -> str:
-    """The standard output of a command; raises CalledProcessError after printing what it said."""
+def run(*command: str | Path, cwd: Path, merged: bool = False, **environment: str) -> str:
+    """The output of a command, `merged` with its errors; shows both and raises where the command fails."""
     inherited = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
     done = subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
         env={**inherited, "HF_HUB_OFFLINE": "1", **environment},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if merged else subprocess.PIPE,
         text=True,
     )
     if done.returncode:
-        print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
+        print(done.stdout, done.stderr or "", sep="\n", file=sys.stderr)
     done.check_returncode()
     return done.stdout
 
@@ -110,11 +111,12 @@ def empty_environment(folder: Path) -> Path:
 
 
 def install(interpreter: Path, distribution: Path, **environment: str) -> str:
-    """Installs one file and nothing else, without an index."""
+    """Installs one file and nothing else, without an index; what pip and the build said."""
     return run(
         *(sys.executable, "-m", "pip", "--python", interpreter, "install", "-v", "--no-index", "--no-deps"),
         *("--no-build-isolation", "--ignore-installed", distribution),
         cwd=distribution.parent,
+        merged=True,
         **environment,
     )
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.ops.native import extension, instruction_sets
+from engine.segments import get_segmenter
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def examine() -> Report:
         instruction_sets=tuple(instruction_sets()),
         backends=backends,
         devices=_devices(),
-        segmenter="",
+        segmenter=_segmenter(),
         missing=_missing(packages, backends),
     )
 
@@ -165,6 +166,14 @@ def _devices() -> tuple[Device, ...]:
     if torch.backends.mps.is_available():
         found.append(Device("mps", "Apple GPU", None))
     return tuple(found)
+
+
+def _segmenter() -> str:
+    """The name of the splitter that "auto" chooses, or why it cannot be loaded."""
+    try:
+        return get_segmenter("auto").name
+    except (ImportError, OSError, ValueError) as error:
+        return f"does not load: {error}"
 
 
 def _missing(packages: tuple[Package, ...], backends: tuple[Backend, ...]) -> tuple[Missing, ...]:

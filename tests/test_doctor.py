@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from engine import doctor
+from engine.segments import get_segmenter
 
 
 def test_the_report_is_plain_data():
@@ -43,6 +44,16 @@ def test_instruction_sets_are_those_of_the_processor():
     assert ("avx2" in names) is ("avx2" in listed and "fma" in listed)
     assert ("avx512" in names) is ({"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= set(listed))
     assert ("avx512_bf16" in names) is ("avx512_bf16" in listed)
+
+
+def test_the_segmenter_is_named(monkeypatch):
+    assert doctor.examine().segmenter == get_segmenter("auto").name
+
+    def broken(name: str) -> object:
+        raise OSError("[E050] no model")
+
+    monkeypatch.setattr(doctor, "get_segmenter", broken)
+    assert doctor.examine().segmenter == "does not load: [E050] no model"
 
 
 def test_devices_are_those_of_torch():
