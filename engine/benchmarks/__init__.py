@@ -1,0 +1,1 @@
+"""Evaluations: the official benchmarks, the controlled scenes, their baselines, tables and charts."""

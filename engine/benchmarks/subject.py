@@ -1,0 +1,71 @@
+"""What is evaluated: something that scores images against texts, with a name and a fingerprint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from engine.metrics import Scores
+from engine.scorers.base import Scorer
+from engine.scorers.registry import get_scorer
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
+
+
+class ScoreFunction(Protocol):
+    """Scores images against texts; ``Engine.score`` is one.
+
+    ``pairs=True`` scores image i with text i, ``(n,)``; ``pairs=False`` all against all,
+    ``(n_images, n_texts)``.
+    """
+
+    def __call__(self, images: Any, texts: Any, *, pairs: bool) -> Scores:
+        """The scores, finite, of any float dtype."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A scorer under evaluation.
+
+    Attributes
+    ----------
+    name: what tables call it.
+    fingerprint: changes whenever its scores may change; resuming checks it.
+    score: the scores. It is given image files by path, cut-outs as Pillow images, and texts as strings; or
+        the features below.
+    encode_images, encode_texts: make features that ``score`` takes in place of sources and that a list of row
+        numbers selects from. With both, every image and text of a chunk is encoded once however many
+        pairs it is in; without, ``score`` sees it once a pair.
+    reads_images: False for baselines: they are given the ``ImageRef`` and nothing is decoded.
+    """
+
+    name: str
+    fingerprint: str
+    score: ScoreFunction
+    encode_images: Callable[[Sequence[Any]], Any] | None = None
+    encode_texts: Callable[[Sequence[str]], Any] | None = None
+    reads_images: bool = True
+
+    def __post_init__(self) -> None:
+        if (self.encode_images is None) != (self.encode_texts is None):
+            raise ValueError(f"Subject {self.name!r}: encode_images and encode_texts must be given together")
+
+
+def subject_of(engine: Engine, scorer: str | Scorer = "global", *, batch_size: int = 64) -> Subject:
+    """An engine with one of its scorers as a subject.
+
+    Arguments: ``scorer``, a name or an object with its options, which become part of the name; ``batch_size``
+    of the encoder.
+    """
+    chosen = get_scorer(scorer)
+    segmenter = f" · {engine.segmenter.name}" if chosen.needs().segments else ""
+    return Subject(
+        f"{engine.spec.name} · {chosen.name}",
+        f"{engine.spec.fingerprint} · {chosen!r}{segmenter}",
+        partial(engine.score, scorer=chosen, batch_size=batch_size),
+        partial(engine.encode_images, scorer=chosen, batch_size=batch_size),
+        partial(engine.encode_texts, scorer=chosen, batch_size=batch_size),
+    )
