@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from engine.encoders.base import Encoder, Progress
 from engine.features import Needs, TextFeatures
+from engine.segments import Segment
 
 # Rows that a warning names before it only counts.
 NAMED_ROWS = 5

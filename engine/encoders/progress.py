@@ -10,7 +10,8 @@ from engine.encoders.base import Progress
 
 @contextmanager
 def reporting(progress: bool | Progress, what: str) -> Iterator[Progress | None]:
-    """A function to call with (done, total): a bar on standard error for True, None for False, or the given one.
+    """A function to call with (done, total): a bar on standard error for True, None for False, or the given
+    one.
 
     Example
     -------

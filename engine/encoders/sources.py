@@ -35,7 +35,7 @@ def as_list(images: ImageSource | Sequence[ImageSource]) -> list[ImageSource]:
 
 
 def names_of(sources: Sequence[ImageSource], ids: Sequence[str] | None = None) -> list[str]:
-    """A name for each source: the given ids, else its path, else its row. Raises ValueError for too few or many ids."""
+    """A name for each source: the given ids, else its path, else its row. ValueError for too few or many."""
     if ids is None:
         return [
             os.fsdecode(source) if isinstance(source, str | os.PathLike) else str(row)

@@ -24,6 +24,6 @@ def tap_for(spec: EncoderSpec, needs: Needs) -> str | None:
     wanted = "patches in the text's space" if needs.aligned else "patches"
     would_do = aligned_taps(spec) if needs.aligned else tuple(spec.taps)
     raise ValueError(
-        f"{spec.name}: tap must be one that gives {wanted} ({', '.join(map(repr, would_do)) or 'it has none'}), "
-        f"got {tap!r}"
+        f"{spec.name}: tap must be one that gives {wanted} "
+        f"({', '.join(map(repr, would_do)) or 'it has none'}), got {tap!r}"
     )

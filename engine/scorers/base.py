@@ -71,8 +71,8 @@ class Scorer(ABC):
             )
         if needs.regions is not None and images.region_plan not in ("", str(needs.regions)):
             raise ValueError(
-                f"{self.name}: regions must follow the plan {needs.regions}, got {images.region_plan}; encode the "
-                "images again for this scorer or give the scorer the same options"
+                f"{self.name}: regions must follow the plan {needs.regions}, got {images.region_plan}; "
+                "encode the images again for this scorer or give the scorer the same options"
             )
         if needs.segments and texts.segment_template != needs.segment_template:
             raise ValueError(
@@ -81,14 +81,16 @@ class Scorer(ABC):
             )
         if needs.tap is not None and images.tap != needs.tap:
             raise ValueError(
-                f"{self.name}: patches must come from tap {needs.tap!r}, got {images.tap!r}; encode the images again "
-                "for this scorer"
+                f"{self.name}: patches must come from tap {needs.tap!r}, got {images.tap!r}; encode the "
+                "images again for this scorer"
             )
         if needs.aligned and not images.aligned:
-            would_do = ", ".join(map(repr, aligned_taps)) or "one whose spec says aligned (see `peaksim models`)"
+            would_do = (
+                ", ".join(map(repr, aligned_taps)) or "one whose spec says aligned (see `peaksim models`)"
+            )
             raise ValueError(
-                f"{self.name}: patches must live in the text's space, but those of tap {images.tap!r} do not; "
-                f"use tap {would_do}"
+                f"{self.name}: patches must live in the text's space, but those of tap {images.tap!r} do "
+                f"not; use tap {would_do}"
             )
 
     def check_pairs(self, images: ImageFeatures, texts: TextFeatures) -> None:
@@ -96,7 +98,8 @@ class Scorer(ABC):
         self.check(images, texts)
         if len(images) != len(texts):
             raise ValueError(
-                f"{self.name}: pairs need as many images as texts, got {len(images)} images and {len(texts)} texts"
+                f"{self.name}: pairs need as many images as texts, got {len(images)} images and "
+                f"{len(texts)} texts"
             )
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from engine.features import ImageFeatures, Needs, TextFeatures
+from engine.ops.max_sim import max_sim, max_sim_pairs
 from engine.scorers.base import Match, Scorer, check_choice
-from engine.scorers.late_interaction import matrix_max, mean_weights, pair_max
 
 DIRECTIONS = ("text_to_image", "image_to_text", "symmetric")
 REDUCTIONS = ("mean", "sum")
@@ -18,15 +18,16 @@ REDUCTIONS = ("mean", "sum")
 
 @dataclass(frozen=True)
 class MaxSim(Scorer):
-    """``score(I, T) = Σ_u w_u · max_p ⟨t_u, v_p⟩`` over word pieces u and patches p, both in the shared space.
+    """``score(I, T) = Σ_u w_u · max_p ⟨t_u, v_p⟩`` over word pieces u and patches p, both in the shared
+    space.
 
     Start, end and padding positions of the text carry no word and take no part. Late interaction after
     Khattab and Zaharia 2020 (ColBERT), the symmetric form after Yao et al. 2021 (FILIP).
 
     Attributes
     ----------
-    direction: ``"text_to_image"`` (every word piece finds its best patch), ``"image_to_text"`` (every patch its
-        best word piece) or ``"symmetric"`` (the mean of both).
+    direction: ``"text_to_image"`` (every word piece finds its best patch), ``"image_to_text"`` (every patch
+        its best word piece) or ``"symmetric"`` (the mean of both).
     reduction: ``"mean"`` over the kept tokens of the asking side, a cosine again; or their ``"sum"``, which
         grows with the length of the caption (or the number of patches).
     temperature: None for the maximum, τ > 0 for the soft one, ``τ·logsumexp(s/τ)``, which lies above it.
@@ -56,24 +57,14 @@ class MaxSim(Scorer):
     def matrix(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
         """Similarities ``(n_images, n_texts)``, float32."""
         self.check(images, texts)
-        tokens, patches, token_mask, patch_mask = self._sides(images, texts)
-        scores = []
-        if self.direction != "image_to_text":
-            scores.append(self._matrix(tokens, patches, token_mask, patch_mask).T)
-        if self.direction != "text_to_image":
-            scores.append(self._matrix(patches, tokens, patch_mask, token_mask))
-        return (sum(scores) / len(scores)).contiguous()
+        scores = self._scores(images, texts, pairs=False)
+        # The op asks with its rows: patches stand there already when the image asks.
+        return scores if self.direction == "image_to_text" else scores.T
 
     def pairs(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
         """Similarities ``(n,)`` of image i with text i, float32."""
         self.check_pairs(images, texts)
-        tokens, patches, token_mask, patch_mask = self._sides(images, texts)
-        scores = []
-        if self.direction != "image_to_text":
-            scores.append(self._pairs(tokens, patches, token_mask, patch_mask))
-        if self.direction != "text_to_image":
-            scores.append(self._pairs(patches, tokens, patch_mask, token_mask))
-        return sum(scores) / len(scores)
+        return self._scores(images, texts, pairs=True)
 
     def matches(self, images: ImageFeatures, texts: TextFeatures) -> list[Match]:
         """Every word piece with its best patch, every patch with its best word piece, or both by halves."""
@@ -118,26 +109,39 @@ class MaxSim(Scorer):
                 continue
             row = int((~mask.any(dim=1)).nonzero()[0])
             shown = f" ({labels[row]!r})" if labels else ""
-            raise ValueError(f"{self.name}: every {who} needs something to match, got none in {who} {row}{shown}")
+            raise ValueError(
+                f"{self.name}: every {who} needs something to match, got none in {who} {row}{shown}"
+            )
         return texts.tokens, images.patches, texts.token_mask, images.patch_mask
 
-    def _matrix(self, q: Tensor, d: Tensor, q_mask: Tensor | None, d_mask: Tensor | None) -> Tensor:
-        weights = mean_weights(q, q_mask) if self.reduction == "mean" else None
-        return matrix_max(
+    def _scores(self, images: ImageFeatures, texts: TextFeatures, *, pairs: bool) -> Tensor:
+        """Scores ``(n_asking, n_answering)``, or ``(n,)`` of pairs; the text asks in the symmetric form."""
+        q, d, q_mask, d_mask = self._sides(images, texts)
+        if self.direction == "image_to_text":
+            q, d, q_mask, d_mask = d, q, d_mask, q_mask
+        symmetric = self.direction == "symmetric"
+        mean = self.reduction == "mean"
+        found = (max_sim_pairs if pairs else max_sim)(
             q,
             d,
             q_mask=q_mask,
             d_mask=d_mask,
-            weights=weights,
+            q_weights=_mean_weights(q, q_mask) if mean else None,
+            d_weights=_mean_weights(d, d_mask) if mean and symmetric else None,
             temperature=self.temperature,
+            symmetric=symmetric,
             backend=self.backend,
         )
+        if isinstance(found, Tensor):
+            return found
+        assert found.reverse_scores is not None  # the symmetric form was asked for
+        return (found.scores + found.reverse_scores) / 2
 
-    def _pairs(self, q: Tensor, d: Tensor, q_mask: Tensor | None, d_mask: Tensor | None) -> Tensor:
-        weights = mean_weights(q, q_mask) if self.reduction == "mean" else None
-        return pair_max(
-            q, d, q_mask=q_mask, d_mask=d_mask, weights=weights, temperature=self.temperature
-        )
+
+def _mean_weights(tokens: Tensor, mask: Tensor | None) -> Tensor:
+    """Weights ``(N, L)`` that turn a sum over the kept tokens into their mean."""
+    kept = tokens.new_ones(tokens.shape[:2], dtype=torch.float32) if mask is None else mask.float()
+    return kept / kept.sum(dim=1, keepdim=True)
 
 
 def patch_box(images: ImageFeatures, patch: int) -> tuple[int, int, int, int]:

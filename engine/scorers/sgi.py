@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from engine.features import ImageFeatures, Needs, RegionPlan, TextFeatures
+from engine.ops.max_sim import max_sim, max_sim_pairs
 from engine.scorers.base import Match, Scorer, caption, check_choice
-from engine.scorers.late_interaction import matrix_max, pair_max
 
 CROPS = ("rescaled", "native")
 NEGATION = ("ignore", "subtract", "keep")
@@ -24,25 +24,27 @@ ASSIGNMENT_BLOCK = 1 << 24
 class SGI(Scorer):
     """``score(I, T) = 1/|S| · Σ_{s ∈ S(T)} max_{c ∈ C(I)} cos(f(c), g(s))`` over segments s and regions c.
 
-    The maximum is taken for each segment on its own and the mean is uniform, after Miranda, Salaberria, Agirre
-    and Azkune 2026 (arXiv 2604.11496). The paper does not say how crops and segments are made, whether the
+    The maximum is taken for each segment on its own and the mean is uniform, after Miranda, Salaberria,
+    Agirre and Azkune 2026 (arXiv 2604.11496). The paper does not say how crops and segments are made, whether
+    the
     whole image and the whole caption are among them, nor what a negated segment does: those are options here.
 
     Attributes
     ----------
     grid: name of the crop grid.
-    crops: ``"rescaled"`` (each crop fills the encoder's input) or ``"native"`` (each keeps its scale on a filled
-        canvas, so that size words keep their meaning).
+    crops: ``"rescaled"`` (each crop fills the encoder's input) or ``"native"`` (each keeps its scale on a
+        filled canvas, so that size words keep their meaning).
     fill: colour of what a crop does not cover, see ``RegionPlan``.
     full_image: the whole image is one of the regions.
     full_caption: the whole caption is one more segment.
-    exclusive: no two segments may take the same region (linear assignment of the largest total; a segment left
-        without a region adds 0). One assignment a pair: slower.
-    negation: what a segment under a negation does. ``"ignore"``: it is left out, since finding it must not raise
-        the score; a caption with no other segment is then scored by the caption as a whole. ``"subtract"``: it
-        counts with a minus sign. ``"keep"``: it counts like any other, which is the paper's formula as it stands.
+    exclusive: no two segments may take the same region (linear assignment of the largest total; a segment
+        left without a region adds 0). One assignment a pair: slower.
+    negation: what a segment under a negation does. ``"ignore"``: it is left out, since finding it must not
+        raise the score; a caption with no other segment is then scored by the caption as a whole.
+        ``"subtract"``: it counts with a minus sign. ``"keep"``: it counts like any other, which is the
+            paper's formula as it stands.
     template: the sentence a segment is put into before it is encoded, ``{}`` standing for the segment.
-    backend: of the max-sim op; None chooses by device.
+    backend: of the max-sim op, without effect on exclusive assignment; None chooses by device.
 
     Raises ValueError for an unknown option or a template without ``{}``.
     """
@@ -78,15 +80,16 @@ class SGI(Scorer):
         segments, weights = self._segments(texts)
         if self.exclusive:
             return self._exclusive_matrix(images, segments, weights)
-        scores = matrix_max(
+        found = max_sim(
             segments,
             images.regions,
             q_mask=weights != 0,
             d_mask=images.region_mask,
-            weights=weights,
+            q_weights=weights,
             backend=self.backend,
         )
-        return scores.T.contiguous()
+        assert isinstance(found, Tensor)  # no alignment was asked for
+        return found.T
 
     def pairs(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
         """Similarities ``(n,)`` of image i with text i, float32."""
@@ -94,9 +97,16 @@ class SGI(Scorer):
         assert images.regions is not None
         segments, weights = self._segments(texts)
         if not self.exclusive:
-            return pair_max(
-                segments, images.regions, q_mask=weights != 0, d_mask=images.region_mask, weights=weights
+            found = max_sim_pairs(
+                segments,
+                images.regions,
+                q_mask=weights != 0,
+                d_mask=images.region_mask,
+                q_weights=weights,
+                backend=self.backend,
             )
+            assert isinstance(found, Tensor)  # no alignment was asked for
+            return found
         scores = []
         for row in range(len(images)):
             similarity = segments[row].float() @ images.regions[row].float().T
@@ -124,7 +134,7 @@ class SGI(Scorer):
         return found
 
     def _segments(self, texts: TextFeatures) -> tuple[Tensor, Tensor]:
-        """Segments ``(B, S + 1, D)``, the whole caption last, and their weights ``(B, S + 1)``; 0 = not counted."""
+        """Segments ``(B, S + 1, D)``, the whole caption last, and weights ``(B, S + 1)``; 0 = not counted."""
         assert texts.segments is not None
         real = texts.segment_mask
         if real is None:

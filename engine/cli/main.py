@@ -1,0 +1,117 @@
+"""Reads the command line, runs one command, and turns what goes wrong into one line and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from dataclasses import make_dataclass
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Union
+
+import tyro
+
+if TYPE_CHECKING:
+    from engine.cli.options import Shared
+
+# 0: done. 1: something could not be done (a picture, a file, a model). 2: the call itself is wrong.
+FAILED, WRONG_CALL, INTERRUPTED = 1, 2, 130
+DESCRIPTION = "Fine-grained image-text scores from frozen vision-language encoders."
+CONFIG = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes)
+
+
+class Place(NamedTuple):
+    """Where a command lives. Only the one that is called is imported: the others may need torch."""
+
+    module: str
+    kind: str
+    help: str
+
+
+COMMANDS = {
+    "demo": Place("demonstration", "Demo", "Score the controlled benchmark and draw what was found."),
+    "score": Place("commands", "Score", "Score pictures against captions."),
+    "explain": Place("commands", "Explain", "Show which words found which region of a picture."),
+    "classify": Place("commands", "Classify", "Say which label fits each picture best, without training."),
+    "eval": Place("evaluation", "Eval", "Evaluate a model with a scorer on a benchmark."),
+    "compare": Place("evaluation", "Compare", "Set saved results side by side."),
+    "models": Place("commands", "Models", "List the encoders and what each of them offers."),
+    "train": Place("training", "Train", "Train the embedded model from scratch."),
+    "doctor": Place("commands", "Doctor", "Say what this installation can do here, and how to get the rest."),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``peaksim`` with these arguments (default: those of the process) and return the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        command = _parse(arguments or ["--help"])
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else WRONG_CALL
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", UserWarning)
+        warnings.showwarning = _show_warning
+        return _run(command)
+
+
+def _parse(arguments: list[str]) -> Shared:
+    """The command these arguments describe, as an object of its dataclass."""
+    name = arguments[0]
+    if name in COMMANDS:
+        module, kind, description = COMMANDS[name]
+        wanted = getattr(importlib.import_module(f"engine.cli.{module}"), kind)
+        command: Shared = tyro.cli(
+            wanted, prog=f"peaksim {name}", description=description, args=arguments[1:], config=CONFIG
+        )
+        return command
+    # No command: this prints the overview or says what is wrong, and leaves.
+    stand_ins = tuple(
+        Annotated[make_dataclass(place.kind, ()), tyro.conf.subcommand(name, description=place.help)]
+        for name, place in COMMANDS.items()
+    )
+    overview: Any = Union[stand_ins]  # noqa: UP007 (made from a tuple)
+    tyro.cli(overview, prog="peaksim", description=DESCRIPTION, args=arguments, config=CONFIG)
+    raise AssertionError("only a name of a command is understood here, and there was none")
+
+
+def _run(command: Shared) -> int:
+    try:
+        return command.run()
+    except KeyboardInterrupt:
+        sys.stderr.write("peaksim: interrupted\n")
+        return INTERRUPTED
+    except Exception as error:
+        if command.debug:
+            traceback.print_exc()
+        else:
+            sys.stderr.write(f"peaksim: {_one_line(error)}\n")
+        return _code(error)
+
+
+def _code(error: Exception) -> int:
+    # Imported here: what fails before the engine is loaded is the call itself.
+    from engine.images.errors import ImageError
+
+    wrong_call = isinstance(error, ValueError | TypeError) and not isinstance(error, ImageError)
+    return WRONG_CALL if wrong_call else FAILED
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    if text and isinstance(error, ValueError | TypeError | OSError | ImportError):
+        return text
+    # What was not written for users is named with its kind.
+    return f"{type(error).__name__}: {text} (--debug shows where)"
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: Any = None,
+    line: str | None = None,
+) -> None:
+    """A warning as one line, without the place in the source that Python would add."""
+    sys.stderr.write(f"peaksim: warning: {' '.join(str(message).split())}\n")

@@ -1,0 +1,149 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+
+from tyro.conf import UseAppendAction, arg
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
+    from engine.scorers.base import Scorer
+
+IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared(ABC):
+    """Options of every command."""
+
+    json: bool = False
+    """Print JSON for machines in place of a table."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+    @abstractmethod
+    def run(self) -> int:
+        """Do it, print what came of it, and return the exit code."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithModel(Shared):
+    """Options of commands that load a model."""
+
+    model: str = "scenes"
+    """Name of the model; `peaksim models` lists them."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, ...; auto takes an accelerator where there is one."""
+    dtype: str = "auto"
+    """float32, float16 or bfloat16; auto chooses by device."""
+    batch_size: int = 64
+    """Images, crops or texts in one pass."""
+
+    def engine(self, *, segmenter: str = "auto") -> Engine:
+        """The model these options name."""
+        from engine.engine import load
+
+        if self.batch_size < 1:
+            raise ValueError(f"--batch-size must be at least 1, got {self.batch_size}")
+        return load(self.model, device=self.device, dtype=self.dtype, segmenter=segmenter)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithScorer(WithModel):
+    """Options of commands that score."""
+
+    scorer: str = "global"
+    """Way of scoring: global, max_sim or sgi."""
+    option: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="NAME=VALUE")] = ()
+    """Option of the scorer, repeatable: `--option crops=native --option exclusive=true`."""
+    segmenter: str = "auto"
+    """What splits captions into segments."""
+
+    def chosen(self) -> Scorer:
+        """The scorer with its options."""
+        return scorer_with(self.scorer, self.option)
+
+
+def scorer_with(name: str, options: tuple[str, ...]) -> Scorer:
+    """The scorer of that name with ``NAME=VALUE`` options read as its fields' types.
+
+    Raises ValueError for an unknown scorer or option, or a value of the wrong kind.
+    """
+    from engine.scorers.registry import get_scorer
+
+    kind = type(get_scorer(name))
+    hints = get_type_hints(kind)
+    known = {field.name: hints[field.name] for field in fields(kind)}
+    values: dict[str, Any] = {}
+    for option in options:
+        field, equals, text = option.partition("=")
+        if not equals or field not in known:
+            names = ", ".join(known) or "it has none"
+            raise ValueError(
+                f"--option: must be NAME=VALUE with an option of {name!r} ({names}), got {option!r}"
+            )
+        values[field] = _value(field, text, known[field])
+    return kind(**values)
+
+
+def _value(name: str, text: str, hint: Any) -> Any:
+    """``text`` as the type a field is declared with."""
+    kinds = get_args(hint) or (hint,)
+    if text.lower() == "none" and type(None) in kinds:
+        return None
+    if bool in kinds:
+        if text.lower() not in ("true", "false"):
+            raise ValueError(f"--option: {name} must be true or false, got {text!r}")
+        return text.lower() == "true"
+    if float in kinds:
+        try:
+            return float(text)
+        except ValueError:
+            raise ValueError(f"--option: {name} must be a number, got {text!r}") from None
+    numbers = text.split(",")
+    if len(numbers) == 3 and all(number.strip().isdigit() for number in numbers):
+        return tuple(int(number) for number in numbers)
+    return text
+
+
+def image_files(paths: tuple[str, ...]) -> list[Path]:
+    """The files meant: a folder stands for the pictures below it, in order of their names.
+
+    Raises ValueError for no path and for a folder without pictures. A file is taken whatever its name is.
+    """
+    if not paths:
+        raise ValueError("give at least one picture, or a folder of pictures")
+    found: list[Path] = []
+    for name in paths:
+        path = Path(name)
+        if not path.is_dir():
+            found.append(path)
+            continue
+        inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
+        if not inside:
+            suffixes = ", ".join(sorted(IMAGE_SUFFIXES))
+            raise ValueError(f"{path}: the folder must hold pictures ({suffixes}), got none")
+        found += inside
+    return found
+
+
+def captions(texts: tuple[str, ...], file: Path | None) -> list[str]:
+    """Captions given one by one and those of a file, one a line (empty lines left out).
+
+    Raises ValueError for none.
+    """
+    lines = [] if file is None else file.read_text(encoding="utf-8").splitlines()
+    found = [*texts, *(line.strip() for line in lines if line.strip())]
+    if not found:
+        raise ValueError("give at least one caption: --text '...' or --text-file FILE")
+    return found
+
+
+def wants_bar() -> bool:
+    """Whether a progress bar would be seen by a person."""
+    return sys.stderr.isatty()

@@ -1,0 +1,55 @@
+"""Tables that people read and JSON that machines read, on standard output."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+# Wider than a terminal is better than numbers broken in two, which is what a pipe would get at 80 columns.
+PIPE_WIDTH = 160
+
+
+def console() -> Console:
+    """The console of standard output."""
+    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+
+
+def show_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> None:
+    """Print a table; the first column is text, the others are right-aligned."""
+    table = Table(title=title or None, title_justify="left")
+    for position, name in enumerate(header):
+        table.add_column(Text(name), justify="left" if position == 0 else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console().print(table)
+
+
+def show_text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> None:
+    """Print a table of words: every column left-aligned."""
+    table = Table(title=title or None, title_justify="left")
+    for name in header:
+        table.add_column(Text(name), overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console().print(table)
+
+
+def show_line(text: str) -> None:
+    """Print one line as it is."""
+    console().print(Text(text), soft_wrap=True)
+
+
+def show_json(value: Any) -> None:
+    """Print a value as JSON, one object, nothing else."""
+    sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False, default=str) + "\n")
+
+
+def report(text: str) -> None:
+    """One line on standard error."""
+    sys.stderr.write(f"peaksim: {text}\n")

@@ -1,0 +1,426 @@
+"""The engine: a frozen encoder and the scorers over it, from image files and captions to scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from threading import Lock
+from typing import Literal
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from engine.encoders.base import Encoder, EncoderSpec, NonFiniteError, Progress
+from engine.encoders.captions import CaptionSegments, encode_captions, label_prompts
+from engine.encoders.progress import reporting
+from engine.encoders.registry import load_encoder
+from engine.encoders.sources import (
+    OnError,
+    as_list,
+    decode_batch,
+    names_of,
+    none_read,
+    report_failures,
+)
+from engine.encoders.taps import aligned_taps, tap_for
+from engine.features import Features, ImageFeatures, Needs, RegionPlan, TextFeatures
+from engine.images import ImageError, ImageFailure, ImageSource, decode
+from engine.scorers.base import Scorer, check_choice, check_finite
+from engine.scorers.explanation import Explanation
+from engine.scorers.registry import get_scorer
+from engine.segments import Segment, Segmenter, get_segmenter
+
+Output = Literal["similarity", "logit", "probability"]
+OUTPUTS = ("similarity", "logit", "probability")
+Images = ImageFeatures | ImageSource | Sequence[ImageSource]
+Texts = TextFeatures | str | Sequence[str]
+Boxes = Sequence[Sequence[Sequence[int]]] | Sequence[np.ndarray]
+
+# Sentences a label is put into: the embedded model and CLIP-like encoders have all seen their kind.
+TEMPLATES = ("{}", "a photo of {}", "a picture of {}", "an image of {}")
+# Images scored in one go when their features are there already.
+FEATURE_ROWS = 1024
+
+
+class Engine:
+    """A frozen encoder with scorers over it. May be used from several threads.
+
+    Arguments
+    ---------
+    encoder: what makes the features.
+    segmenter: what splits captions into segments, a name or an object of ``engine.segments``; it is made when
+        a scorer first needs it.
+    backend: of the ops, for scorers that do not name their own; None chooses by device.
+
+    Example
+    -------
+    >>> import engine
+    >>> peaksim = engine.load("scenes")
+    >>> picture = Image.new("RGB", (96, 96), "red")
+    >>> tuple(peaksim.score([picture], ["a red square", "a blue circle"], scorer="max_sim").shape)
+    (1, 2)
+    """
+
+    def __init__(
+        self, encoder: Encoder, *, segmenter: str | Segmenter = "auto", backend: str | None = None
+    ) -> None:
+        self.encoder = encoder
+        self.backend = backend
+        self._segmenter = segmenter
+        self._lock = Lock()
+
+    @property
+    def spec(self) -> EncoderSpec:
+        """Facts about the encoder."""
+        return self.encoder.spec
+
+    @property
+    def segmenter(self) -> Segmenter:
+        """What splits captions into segments."""
+        with self._lock:
+            if isinstance(self._segmenter, str):
+                self._segmenter = get_segmenter(self._segmenter)
+            return self._segmenter
+
+    def score(
+        self,
+        images: Images,
+        texts: Texts,
+        *,
+        scorer: str | Scorer = "global",
+        pairs: bool = False,
+        output: Output = "similarity",
+        batch_size: int = 64,
+        progress: bool | Progress = False,
+    ) -> Tensor:
+        """Scores of images against texts, float32 ``(n_images, n_texts)`` on the CPU; ``(n,)`` for pairs.
+
+        Arguments
+        ---------
+        images: one or many of path, encoded bytes, PIL image, numpy array and tensor, or ``ImageFeatures``.
+        texts: one or many captions, or ``TextFeatures`` (``encode_texts`` takes segments of your own).
+        scorer: a name or a ``Scorer`` object with its options.
+        pairs: score image i with text i alone.
+        output: ``"similarity"``; ``"logit"`` = scale · similarity + bias of the checkpoint, which was fitted
+            to the global cosine: of other scorers it is the same affine map and no calibrated logit;
+            ``"probability"``, as the checkpoint was trained: softmax of an image's logits over the texts, or
+            the sigmoid of each.
+        batch_size: images, crops or texts in one pass of the encoder. Pictures are held a batch at a time.
+        progress: True shows a bar, a function is called with (images done, images in all).
+
+        Raises
+        ------
+        ImageError: a picture cannot be read.
+        ValueError: nothing to score, an unknown option, features of another encoder or without what the
+            scorer needs, pairs of unequal number, the softmax of pairs, or a score that is not finite.
+        """
+        check_choice("score", "output", output, OUTPUTS)
+        if pairs and output == "probability" and self.spec.probability == "softmax":
+            raise ValueError(
+                "score: a softmax probability is one among several texts and pairs have one each; use "
+                "pairs=False, or output='logit'"
+            )
+        chosen = self.scorer(scorer)
+        text_features = self._texts(texts, chosen, batch_size)
+        sources = self._own(images) if isinstance(images, ImageFeatures) else as_list(images)
+        names = sources.ids if isinstance(sources, ImageFeatures) else names_of(sources)
+        if pairs and len(sources) != len(text_features):
+            raise ValueError(
+                f"score: pairs need as many images as texts, got {len(sources)} images and "
+                f"{len(text_features)} texts"
+            )
+        scores = torch.empty((len(sources),) if pairs else (len(sources), len(text_features)))
+        for start, block in self._blocks(sources, chosen, batch_size, progress):
+            rows = slice(start, start + len(block))
+            partners = text_features[rows] if pairs else text_features
+            chosen.check(block, partners, aligned_taps=aligned_taps(self.spec))
+            values = chosen.pairs(block, partners) if pairs else chosen.matrix(block, partners)
+            check_finite(chosen.name, values, text_features, names, start)
+            scores[rows] = values
+        return self._output(scores, output)
+
+    def encode_images(
+        self,
+        images: ImageSource | Sequence[ImageSource],
+        *,
+        scorer: str | Scorer | Needs = "global",
+        regions: Boxes | None = None,
+        batch_size: int = 64,
+        progress: bool | Progress = False,
+        on_error: OnError = "raise",
+        ids: Sequence[str] | None = None,
+    ) -> ImageFeatures:
+        """Features of images, with what a scorer needs.
+
+        Arguments
+        ---------
+        images: as for ``score``.
+        scorer: whose needs are met; a ``Needs`` names them one by one.
+        regions: for each image its own rectangles ``(R, 4)`` x0, y0, x1, y1 in pixels of the upright image,
+            in place of the crop grid.
+        batch_size, progress: as for ``score``.
+        on_error: ``"raise"`` stops at a picture that cannot be read; ``"skip"`` leaves it out and names it in
+            a UserWarning; a function is called with each ``ImageFailure`` in place of the warning.
+        ids: a name for each image; by default its path, or its row where it is no file.
+
+        Returns features whose ``ids`` tell which images are there.
+
+        Raises ImageError (a picture cannot be read, or none can), ValueError (no image, wrong number of ids
+        or regions, needs the encoder cannot meet).
+        """
+        sources = as_list(images)
+        names = names_of(sources, ids)
+        if regions is not None and len(regions) != len(sources):
+            raise ValueError(
+                f"encode_images: regions must be given for each of {len(sources)} images, got {len(regions)}"
+            )
+        if not callable(on_error):
+            check_choice("encode_images", "on_error", on_error, ("raise", "skip"))
+        needs = self._needs(scorer)
+        parts: list[ImageFeatures] = []
+        failures: list[ImageFailure] = []
+        with reporting(progress, "images") as report:
+            for start in range(0, len(sources), batch_size):
+                rows = range(start, min(start + batch_size, len(sources)))
+                batch, read, failed = decode_batch(sources[rows.start : rows.stop], names, start)
+                if failed and on_error == "raise":
+                    raise ImageError(failed[0].path, failed[0].reason)
+                failures += failed
+                if batch:
+                    own = None if regions is None else [np.asarray(regions[row]) for row in read]
+                    named = [names[row] for row in read]
+                    parts.append(self._encode(batch, named, needs, boxes=own, batch_size=batch_size))
+                if report is not None:
+                    report(rows.stop, len(sources))
+        if not parts:
+            raise none_read(failures)
+        report_failures(failures, on_error, len(sources))
+        return ImageFeatures.cat(parts)
+
+    def encode_texts(
+        self,
+        texts: str | Sequence[str],
+        *,
+        scorer: str | Scorer | Needs = "global",
+        segments: Sequence[Sequence[str | Segment]] | None = None,
+        batch_size: int = 64,
+        progress: bool | Progress = False,
+    ) -> TextFeatures:
+        """Features of captions, with what a scorer needs; every distinct caption and segment is encoded once.
+
+        Arguments
+        ---------
+        texts: one caption or many.
+        scorer: whose needs are met; a ``Needs`` names them one by one.
+        segments: for each caption its own segments, as words or ``Segment`` objects (which may be negated),
+            in place of the segmenter's.
+        batch_size, progress: as for ``score``.
+
+        Captions that are cut to the model's context are flagged in ``truncated`` and named in a UserWarning.
+        Raises ValueError for no text or a wrong number of segments, TypeError for what is no string.
+        """
+        captions = [texts] if isinstance(texts, str) else list(texts)
+        needs = self._needs(scorer)
+        for row, text in enumerate(captions):
+            if not isinstance(text, str):
+                raise TypeError(f"encode_texts: text {row} must be a string, got {type(text).__name__}")
+        parts = None
+        if segments is not None:
+            parts = CaptionSegments.of(segments)
+        elif needs.segments:
+            parts = self._split(captions)
+        with reporting(progress, "texts") as report:
+            return encode_captions(
+                self.encoder, captions, needs, segments=parts, batch_size=batch_size, progress=report
+            )
+
+    def explain(
+        self, image: ImageSource | ImageFeatures, text: str | TextFeatures, *, scorer: str | Scorer = "sgi"
+    ) -> Explanation:
+        """Which part of a caption found which part of an image, and the score that comes of it.
+
+        ``image`` and ``text`` are one of each, as for ``score``; an explanation from features cannot be
+        drawn. Raises what ``score`` raises, and ValueError for more than one image or text.
+        """
+        chosen = self.scorer(scorer)
+        picture = None
+        if isinstance(image, ImageFeatures):
+            features = self._own(image)
+        else:
+            picture = decode(image)
+            features = self._encode([picture], names_of([image]), self._needs(chosen))
+        texts = self._texts(text, chosen, 64)
+        if len(features) != 1 or len(texts) != 1:
+            raise ValueError(f"explain: wants one image and one text, got {len(features)} and {len(texts)}")
+        chosen.check(features, texts, aligned_taps=aligned_taps(self.spec))
+        total = chosen.pairs(features, texts)
+        check_finite(chosen.name, total, texts, features.ids)
+        words = texts.texts[0] if texts.texts else ""
+        return Explanation(
+            words, chosen.name, float(total[0]), tuple(chosen.matches(features, texts)), picture
+        )
+
+    def classify(
+        self,
+        images: Images,
+        labels: Sequence[str],
+        *,
+        templates: Sequence[str] = TEMPLATES,
+        output: Output = "probability",
+        batch_size: int = 64,
+        progress: bool | Progress = False,
+    ) -> Tensor:
+        """Zero-shot classification: scores of images against labels, ``(n_images, n_labels)``.
+
+        A label's embedding is the normalised mean of the embeddings of its sentences, one for each template,
+        ``{}`` standing for the label (Radford et al. 2021, CLIP). Images and outputs as for ``score``.
+        Raises ValueError for no label, the same label twice, or a template without ``{}``.
+        """
+        prompts = label_prompts(self.encoder, labels, templates, batch_size=batch_size)
+        return self.score(images, prompts, output=output, batch_size=batch_size, progress=progress)
+
+    def scorer(self, scorer: str | Scorer) -> Scorer:
+        """The scorer by name or as given, with the engine's backend where it names none."""
+        chosen = get_scorer(scorer)
+        if self.backend is not None and getattr(chosen, "backend", self.backend) is None:
+            chosen = replace(chosen, backend=self.backend)  # type: ignore[call-arg]
+        return chosen
+
+    def _needs(self, scorer: str | Scorer | Needs) -> Needs:
+        return scorer if isinstance(scorer, Needs) else self.scorer(scorer).needs()
+
+    def _texts(self, texts: Texts, scorer: Scorer, batch_size: int) -> TextFeatures:
+        if isinstance(texts, TextFeatures):
+            return self._own(texts)
+        return self.encode_texts(texts, scorer=scorer, batch_size=batch_size)
+
+    def _own(self, features: Features) -> Features:
+        """The features on the encoder's device, refused when another encoder made them."""
+        if features.fingerprint and features.fingerprint != self.spec.fingerprint:
+            raise ValueError(
+                f"{self.spec.name}: features must come from the encoder {self.spec.fingerprint}, got those "
+                f"of {features.fingerprint}; encode them again"
+            )
+        return features.to(self.encoder.device)
+
+    def _blocks(
+        self,
+        sources: ImageFeatures | list[ImageSource],
+        scorer: Scorer,
+        batch_size: int,
+        progress: bool | Progress,
+    ) -> Iterator[tuple[int, ImageFeatures]]:
+        """Features of the images, a block at a time, with the row each block begins at."""
+        if isinstance(sources, ImageFeatures):
+            for start in range(0, len(sources), FEATURE_ROWS):
+                yield start, sources[start : start + FEATURE_ROWS]
+            return
+        names, needs = names_of(sources), self._needs(scorer)
+        with reporting(progress, "images") as report:
+            for start in range(0, len(sources), batch_size):
+                batch, rows, failures = decode_batch(sources[start : start + batch_size], names, start)
+                if failures:
+                    raise ImageError(failures[0].path, failures[0].reason)
+                yield start, self._encode(batch, [names[row] for row in rows], needs, batch_size=batch_size)
+                if report is not None:
+                    report(start + len(batch), len(sources))
+
+    def _encode(
+        self,
+        images: list[Image.Image],
+        names: Sequence[str],
+        needs: Needs,
+        *,
+        boxes: Sequence[np.ndarray] | None = None,
+        batch_size: int = 64,
+    ) -> ImageFeatures:
+        """Features of decoded pictures, with their names as ids."""
+        plan = needs.regions
+        if boxes is not None and plan is None:
+            plan = RegionPlan()
+        try:
+            with torch.no_grad():
+                features = self.encoder.encode_images(
+                    images,
+                    tap=tap_for(self.spec, needs),
+                    layers=needs.image_layers,
+                    regions=plan,
+                    boxes=boxes,
+                    batch_size=batch_size,
+                )
+        except NonFiniteError as error:
+            raise ValueError(
+                f"encode_images: the embedding of image {names[error.row]} must be finite; check its pixels "
+                "and the dtype of the weights"
+            ) from error
+        return replace(features, ids=tuple(names))
+
+    def _split(self, captions: Sequence[str]) -> CaptionSegments:
+        """Segments of each caption by the engine's segmenter; every distinct caption is split once."""
+        distinct = list(dict.fromkeys(captions))
+        parts = dict(zip(distinct, self.segmenter.segment(distinct), strict=True))
+        return CaptionSegments.of([parts[text] for text in captions], self.segmenter.name)
+
+    def _output(self, similarity: Tensor, output: Output) -> Tensor:
+        if output == "similarity":
+            return similarity
+        logits = self.spec.logit_scale * similarity + self.spec.logit_bias
+        if output == "logit":
+            return logits
+        return logits.softmax(dim=1) if self.spec.probability == "softmax" else logits.sigmoid()
+
+
+def load(
+    name: str = "scenes",
+    *,
+    device: str | torch.device = "auto",
+    dtype: str | torch.dtype = "auto",
+    segmenter: str | Segmenter = "auto",
+    backend: str | None = None,
+) -> Engine:
+    """An engine over a frozen encoder.
+
+    Arguments
+    ---------
+    name: ``"scenes"`` (embedded), ``"open_clip:<arch>/<tag or path>"``, … (see `peaksim models`).
+    device: ``"auto"`` takes an accelerator where there is one.
+    dtype: of the weights; ``"auto"`` is float32 on the CPU.
+    segmenter, backend: as for ``Engine``.
+
+    Raises ValueError for an unknown name or option, FileNotFoundError for weights that are not there.
+    """
+    return Engine(load_encoder(name, device=device, dtype=dtype), segmenter=segmenter, backend=backend)
+
+
+def score(
+    images: Images,
+    texts: Texts,
+    *,
+    model: str = "scenes",
+    scorer: str | Scorer = "global",
+    pairs: bool = False,
+    output: Output = "similarity",
+    progress: bool | Progress = False,
+) -> Tensor:
+    """Scores of images against texts by the engine of that name, which stays loaded for the next call.
+
+    Arguments and errors as for ``load`` and ``Engine.score``; the two engines used last are kept.
+    """
+    return _loaded(model).score(images, texts, scorer=scorer, pairs=pairs, output=output, progress=progress)
+
+
+_loading = Lock()
+
+
+def _loaded(name: str) -> Engine:
+    # One at a time: two threads that ask for the same model must not both load it.
+    with _loading:
+        return _load_once(name)
+
+
+@lru_cache(maxsize=2)
+def _load_once(name: str) -> Engine:
+    return load(name)
