@@ -185,7 +185,9 @@ def _missing(packages: tuple[Package, ...], backends: tuple[Backend, ...]) -> tu
             Missing(
                 "C++ CPU kernels",
                 f"ops on the CPU need backend='reference', which is slower ({state['cpu'].detail})",
-                "install a C++17 compiler, then `pip install --force-reinstall --no-deps peaksim`",
+                # Without --no-cache-dir pip would take the wheel it built and kept when there was no compiler.
+                "install a C++17 compiler and Python's headers, then "
+                "`pip install --no-cache-dir --force-reinstall --no-deps peaksim`",
             )
         )
     if torch.cuda.is_available() and not state["triton"].available:
