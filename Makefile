@@ -53,7 +53,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	test ! -e $(VENV)/installed-$(if $(filter gpu,$(EXTRA)),cpu,gpu) || $(PIP) uninstall -q -y $(OTHER)
 	rm -f $(VENV)/installed-*
 	$(PIP) install -q -c constraints.txt torch torchvision
-	PEAKSIM_NATIVE=skip $(PIP) install -q -c constraints.txt --no-build-isolation -e ".[$(EXTRA),dev]"
+	PEAKSIM_NATIVE=skip PYTHONWARNINGS=ignore $(PIP) install -q -c constraints.txt --no-build-isolation -e ".[$(EXTRA),dev]"
 	touch $@
 
 $(BUILT): $(INSTALLED) $(NATIVE)
