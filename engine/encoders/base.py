@@ -200,17 +200,26 @@ class Encoder(ABC):
         return TextFeatures.cat(parts)
 
     def encode_crops(self, pictures: Iterable[Image.Image], *, batch_size: int = 64) -> Tensor:
-        """Global embeddings ``(n, D)`` of many small pictures, ``batch_size`` at a time."""
+        """Global embeddings ``(n, D)`` of many small pictures, ``batch_size`` at a time; equal ones are encoded once.
+
+        Equal crops are common: plain backgrounds, and pictures that differ in one object alone.
+        """
+        place: dict[tuple[tuple[int, int], bytes], int] = {}
+        rows: list[int] = []
         pending: list[Tensor] = []
         done: list[Tensor] = []
         for picture in pictures:
-            pending.append(self.preprocess(picture))
+            key = picture.size, hashlib.blake2b(picture.tobytes(), digest_size=16).digest()
+            if key not in place:
+                place[key] = len(place)
+                pending.append(self.preprocess(picture))
+            rows.append(place[key])
             if len(pending) == batch_size:
                 done.append(self.encode_pixels(torch.stack(pending).to(self.device)).embedding)
                 pending = []
         if pending:
             done.append(self.encode_pixels(torch.stack(pending).to(self.device)).embedding)
-        return torch.cat(done)
+        return torch.cat(done)[torch.tensor(rows, device=self.device)]
 
     def _add_regions(
         self,

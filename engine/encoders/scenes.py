@@ -108,7 +108,7 @@ class ScenesEncoder(Encoder):
 
     def preprocess(self, image: Image.Image) -> Tensor:
         size = self.spec.image_size
-        return normalise(resize(image, size, self.spec.resize, self.spec.interpolation), MEAN, STD)
+        return normalise(resize(image, size, self.spec.resize, interpolation=self.spec.interpolation), MEAN, STD)
 
     @torch.no_grad()
     def encode_pixels(self, pixels: Tensor, *, tap: str | None = None, layers: Sequence[int] = ()) -> ImageFeatures:
