@@ -312,9 +312,9 @@ def _cat(cls: type[Features], parts: Sequence[Features]) -> Features:
         raise ValueError(f"{who}: needs at least one part, got none")
     first = parts[0]
     for name in ("fingerprint", "aligned", "tap", "grid", "region_plan", "segmenter", "segment_template"):
-        values = {getattr(part, name, None) for part in parts}
-        if len(values) > 1 and not (name == "grid" and None not in values):
-            raise ValueError(f"{who}: parts must agree on {name}, got {sorted(map(str, values))}")
+        held = {getattr(part, name, None) for part in parts}
+        if len(held) > 1 and not (name == "grid" and None not in held):
+            raise ValueError(f"{who}: parts must agree on {name}, got {sorted(map(str, held))}")
     ragged = {
         mask
         for name, mask in _PADDED.items()

@@ -135,7 +135,7 @@ class Classify(WithModel):
         """Print the best labels; 1 when a picture could not be read."""
         if self.top < 1:
             raise ValueError(f"--top must be at least 1, got {self.top}")
-        from engine.engine import TEMPLATES
+        from engine.encoders.captions import TEMPLATES
         from engine.scorers.registry import get_scorer
 
         files = image_files(self.images)
@@ -247,8 +247,8 @@ def show_matrix(
         return
     spelled = all(len(text) <= HEAD_LENGTH for text in texts)
     heads = list(texts) if spelled else [f"text {column}" for column in range(len(texts))]
-    rows = [(name, *map(number, row)) for name, row in zip(names, scores, strict=True)]
-    show_table(("image", *heads), rows, title=title)
+    lines = [(name, *map(number, row)) for name, row in zip(names, scores, strict=True)]
+    show_table(("image", *heads), lines, title=title)
     if not spelled:
         for head, text in zip(heads, texts, strict=True):
             show_line(f"{head}: {text}")

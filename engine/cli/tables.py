@@ -31,10 +31,10 @@ def show_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, title: s
 
 
 def show_text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> None:
-    """Print a table of words: every column left-aligned."""
+    """Print a table of words: columns left-aligned, the first never broken, so that it can be copied."""
     table = Table(title=title or None, title_justify="left")
-    for name in header:
-        table.add_column(Text(name), overflow="fold")
+    for position, name in enumerate(header):
+        table.add_column(Text(name), overflow="fold", no_wrap=position == 0)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     console().print(table)

@@ -14,6 +14,9 @@ from engine.encoders.base import Encoder, Progress
 from engine.features import Needs, TextFeatures
 from engine.segments import Segment
 
+# Sentences a label is put into: the embedded model and CLIP-like encoders have all seen their kind.
+TEMPLATES = ("{}", "a photo of {}", "a picture of {}", "an image of {}")
+
 # Rows that a warning names before it only counts.
 NAMED_ROWS = 5
 
