@@ -114,6 +114,13 @@ class ScenesEncoder(Encoder):
     def encode_pixels(self, pixels: Tensor, *, tap: str | None = None, layers: Sequence[int] = ()) -> ImageFeatures:
         self._check_tap(tap)
         tower = self._model.image
+        if tap is None and not layers:
+            # Most crops end here: nothing but the class token is wanted of them.
+            state = tower.class_state(pixels)
+            return ImageFeatures(
+                embedding=functional.normalize(tower.projection(tower.norm(state)), dim=-1),
+                fingerprint=self.spec.fingerprint,
+            )
         states, hidden, before_last = tower(pixels, layers)
         patches = None
         if tap == "projected":

@@ -86,10 +86,10 @@ def normalise(image: Image.Image, mean: Sequence[float], std: Sequence[float]) -
         raise ValueError(f"normalise: mean and std must be three numbers, got {len(mean)} and {len(std)}")
     if min(std) <= 0:
         raise ValueError(f"normalise: std must be positive, got {tuple(std)}")
-    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()  # (3, H, W)
+    pixels = torch.from_numpy(np.asarray(image).transpose(2, 0, 1).copy())  # (3, H, W)
     centre = torch.tensor(list(mean), dtype=torch.float32)[:, None, None]
     spread = torch.tensor(list(std), dtype=torch.float32)[:, None, None]
-    return pixels.to(torch.float32).div(255).sub(centre).div(spread)
+    return pixels.to(torch.float32).div_(255).sub_(centre).div_(spread)
 
 
 def to_pixels(
