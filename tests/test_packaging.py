@@ -93,6 +93,11 @@ def test_triton_is_asked_for_only_where_it_exists():
     assert "platform_system" in row and "x86_64" in row
 
 
+def test_the_readme_is_what_an_index_would_show():
+    shown = importlib.metadata.metadata("peaksim").get_payload()
+    assert str(shown).strip() == (ROOT / "README.md").read_text(encoding="utf-8").strip()
+
+
 def test_assets_fit_into_the_wheel():
     assets = [path for path in (ROOT / "engine/assets").rglob("*") if path.is_file()]
     assert assets
