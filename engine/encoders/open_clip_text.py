@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,19 @@ _HUB_RULES = {
 }
 
 
+@cache
+def _byte_pairs(clean: str) -> Any:
+    """open_clip's tokenizer, read once: it keeps nothing of a model but a cache of words."""
+    from open_clip.tokenizer import SimpleTokenizer
+
+    return SimpleTokenizer(clean=clean)
+
+
 class ClipTokenizer:
     """CLIP's byte-pair tokenizer as open_clip ships it. Positions: start, word pieces, end, zeros."""
 
     def __init__(self, context_length: int, end: Callable[[Tensor], Tensor], clean: str = "lower") -> None:
-        from open_clip.tokenizer import SimpleTokenizer
-
-        self.source = SimpleTokenizer(context_length=context_length, clean=clean)
+        self.source = _byte_pairs(clean)
         self.context_length = context_length
         self.rules = _CLIP_RULES if clean == "lower" else _HUB_RULES[clean]
         self._end = end
