@@ -50,6 +50,22 @@ def show_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False, default=str) + "\n")
 
 
+def show_json_text(text: str) -> None:
+    """Print JSON that has been written out already."""
+    sys.stdout.write(text.rstrip() + "\n")
+
+
+def show_markdown(text: str) -> None:
+    """Print Markdown: as tables on a terminal, as it is into a file or a pipe."""
+    if sys.stdout.isatty():
+        # Imported here: only a terminal needs it.
+        from rich.markdown import Markdown
+
+        console().print(Markdown(text))
+    else:
+        sys.stdout.write(text.rstrip() + "\n")
+
+
 def report(text: str) -> None:
     """One line on standard error."""
     sys.stderr.write(f"peaksim: {text}\n")

@@ -163,7 +163,7 @@ def _report_cuts(features: TextFeatures, texts: Sequence[str]) -> None:
         if equal:
             groups = ", ".join(map(str, equal[:NAMED_ROWS]))
             message += f"; equal after the cut, so they score alike: texts {groups}"
-    warnings.warn(message, UserWarning, stacklevel=3)
+    warnings.warn(message, UserWarning, stacklevel=4)
 
 
 def _short(text: str, length: int = 40) -> str:
