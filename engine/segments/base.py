@@ -12,8 +12,8 @@ class Segment:
     """One object phrase of a caption with its attributes: "two large cyan glass stars".
 
     Attributes:
-        text: the phrase exactly as written, `caption[start:end]`; a word that only denies ("no", "any") is not
-            part of it, so that the text names what would be seen.
+        text: the phrase exactly as written, `caption[start:end]`; a word that only denies ("no", "any") is
+            not part of it, so that the text names what would be seen.
         start, end: half-open character offsets into the caption.
         negated: whether the caption says that this is not there ("no blue arrows", "a fork is absent").
         count: how many, where the words say it ("a" and "one" 1, "two" 2, "a pair of" 2), else None.

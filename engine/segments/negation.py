@@ -21,9 +21,9 @@ _CLAUSE_ENDS = frozenset({".", ";", ":", "!", "?", "but", "while", "whereas", "a
 def mark_negated(tokens: list[Token], phrases: list[Phrase]) -> None:
     """Set `negated` of every phrase that the caption denies.
 
-    "no", "without", "lacks", "not a" deny the next phrase and those joined to it by "or" or "nor", or by "and"
-    and commas as long as no determiner starts afresh; "not" before a verb denies its object; "is not present",
-    "is absent", "cannot be seen" deny the subject.
+    "no", "without", "lacks", "not a" deny the next phrase and those joined to it by "or" or "nor", or by
+    "and" and commas as long as no determiner starts afresh; "not" before a verb denies its object; "is not
+    present", "is absent", "cannot be seen" deny the subject.
     """
     for index, token in enumerate(tokens):
         pair = (token.low, tokens[index + 1].low if index + 1 < len(tokens) else "")
@@ -40,7 +40,11 @@ def mark_negated(tokens: list[Token], phrases: list[Phrase]) -> None:
             elif token.low in lx.ABSENCE:
                 _deny_subject(tokens, phrases, index)
         elif token.low in lx.ABSENCE and not _inside(phrases, index):
-            _deny_subject(tokens, phrases, index)
+            # "absent is a bottle" turns the order round.
+            if tokens[index + 1 : index + 2] and tokens[index + 1].low in ("is", "are"):
+                _deny_from(tokens, phrases, _next(tokens, phrases, index + 2))
+            else:
+                _deny_subject(tokens, phrases, index)
         elif token.part == "neg":
             _deny_by_not(tokens, phrases, index)
 
@@ -79,9 +83,9 @@ def _deny_from(tokens: list[Token], phrases: list[Phrase], target: int | None) -
     phrases[target].negated = not phrases[target].negated
     for left, right in zip(phrases[target:], phrases[target + 1 :], strict=False):
         link = [t.low for t in tokens[left.last : right.first]]
-        if link in (["or"], ["nor"], [",", "or"], [",", "nor"]):
-            right.negated = True
-        elif link in (["and"], [","], [",", "and"]) and right.first == right.core:
+        if link in (["or"], ["nor"], [",", "or"], [",", "nor"]) or (
+            link in (["and"], [","], [",", "and"]) and right.first == right.core
+        ):
             right.negated = True
         else:
             return
@@ -101,8 +105,8 @@ def _deny_subject(tokens: list[Token], phrases: list[Phrase], index: int) -> Non
             break
     before[place].negated = not before[place].negated
     while place > 0:
-        gap = [t.low for t in tokens[before[place - 1].last : before[place].first]]
-        if gap not in (["and"], ["or"], ["nor"], [","], [",", "and"], [",", "or"]):
+        link = [t.low for t in tokens[before[place - 1].last : before[place].first]]
+        if link not in (["and"], ["or"], ["nor"], [","], [",", "and"], [",", "or"]):
             break
         place -= 1
         before[place].negated = before[place + 1].negated
@@ -120,7 +124,10 @@ def _deny_by_not(tokens: list[Token], phrases: list[Phrase], index: int) -> None
         if tokens[place].low == "have" and _starting(phrases, place + 1, 0) is not None:
             break
         place += 1
-    if place >= len(tokens):
+    if place >= len(tokens) or tokens[place].part == "punct":
+        # "a car is present, but a sink is not"
+        if index and tokens[index - 1].part == "aux":
+            _deny_subject(tokens, phrases, index)
         return
     following = tokens[place]
     direct = _starting(phrases, place, 0)

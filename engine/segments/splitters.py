@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from engine.segments import lexicon as lx
 from engine.segments.base import Segment, Segmenter
 from engine.segments.negation import mark_negated
-from engine.segments.phrases import count_of, find_phrases
-from engine.segments.tokens import Token, mark_closed, mark_idioms, open_part, tokenise
+from engine.segments.phrases import count_of, find_phrases, is_plural
+from engine.segments.tokens import OPEN, Token, mark_closed, mark_idioms, open_part, tokenise
 
 if TYPE_CHECKING:
     from spacy.language import Language
@@ -178,14 +178,46 @@ def _tag_by_model(tokens: list[Token], doc: Any) -> list[Token]:
             token.part = "aux"
         if token.part:
             continue
-        part = _PARTS.get(word.tag_, "noun")
-        if part in ("ing", "ed", "verb", "verb_s"):
-            part = places.get(word.i, part)
-        elif part in ("prep", "pron", "det", "num", "conj", "aux") and token.low in lx.ATTRIBUTES:
-            part = "adj"
-        token.part = part
+        token.part = _mended(tokens, word.i, _PARTS.get(word.tag_, "noun"), places.get(word.i, ""))
     mark_idioms(tokens)
     return tokens
+
+
+def _mended(tokens: list[Token], index: int, part: str, place: str) -> str:
+    """Correct the model's part of an open word by its form, its neighbours and its place in a noun chunk."""
+    low = tokens[index].low
+    before = tokens[index - 1] if index else None
+    form = open_part(low)
+    after_noun = before is not None and before.part == "noun" and before.low not in lx.ATTRIBUTES
+    if part in ("prep", "pron", "det", "num", "conj", "aux"):
+        return "adj" if low in lx.ATTRIBUTES else part
+    if form == "ing" and part in ("noun", "ing", "adj"):
+        if after_noun and (part == "ing" or not _goes_on(tokens, index)):
+            return "ing"
+        if part == "ing" and place == "noun" and (before is None or before.part not in ("det", "adj")):
+            return "ing"
+    if part == "noun" and form == "verb_s" and before is not None and before.part == "conj":
+        # "sits on its legs and swats at the plant"
+        return "verb_s" if index + 1 < len(tokens) and tokens[index + 1].part in ("prep", "det") else part
+    if part not in ("ing", "ed", "verb", "verb_s"):
+        return part
+    if place:
+        return place
+    acts = before is not None and (
+        before.part in ("aux", "pron") or before.low == "to" or _plural_noun(before)
+    )
+    if form == "noun" and not (part == "verb" and acts) and not (part == "verb_s" and low.endswith("s")):
+        return "noun"
+    return part
+
+
+def _goes_on(tokens: list[Token], index: int) -> bool:
+    """Tell whether an open word follows, whose part may not be known yet."""
+    return index + 1 < len(tokens) and tokens[index + 1].part in OPEN | {""}
+
+
+def _plural_noun(token: Token) -> bool:
+    return token.part == "noun" and is_plural(token)
 
 
 def _segments(caption: str, tokens: list[Token]) -> list[Segment]:

@@ -59,12 +59,14 @@ def mark_idioms(tokens: list[Token]) -> None:
 
 def open_part(low: str) -> str:
     """Guess the part of an open word by its ending and the word lists of captions."""
-    if low in lx.ATTRIBUTES or low in lx.NO_ATTRIBUTE:
+    if low in lx.ATTRIBUTES:
         return "adj"
     if low.endswith("ing") and len(low) > 4 and low not in lx.ING_NOUNS:
         return "ing"
     if low in lx.PARTICIPLES or (low.endswith("ed") and len(low) > 3 and low not in lx.ED_NOUNS):
         return "ed"
+    if low in lx.NO_ATTRIBUTE:
+        return "adj"
     if low in lx.VERB_FORMS_S:
         return "verb_s"
     if low in lx.VERB_BASES:
