@@ -40,7 +40,6 @@ Progress = Callable[[str, int, int], None]
 # Enough to tell the scorers apart, few enough that all of it takes less than two minutes on two cores.
 ITEMS = 150
 NEGATION_ITEMS = 60
-GROUP_CHANCE, CHOICE_CHANCE = 1 / 6, 1 / 4
 
 NEXT_STEPS = """\
 The same with your own pictures and a CLIP of open_clip (its weights are fetched once):
@@ -119,14 +118,12 @@ class DemoResult:
         return values | {"page": str(self.page), "table": str(self.table)}
 
 
-def run(
-    config: DemoConfig, *, engine: Engine | None = None, progress: Progress | None = None
-) -> DemoResult:
+def run(config: DemoConfig, *, engine: Engine | None = None, progress: Progress | None = None) -> DemoResult:
     """Score the controlled benchmark and write ``index.html``, ``results.json`` and ``pictures/``.
 
-    Arguments: ``engine`` in place of loading ``config.model``; ``progress`` is called with (what is being done,
-    pictures encoded, pictures to encode in all). Raises what loading and scoring raise, OSError where the folder
-    cannot be written.
+    Arguments: ``engine`` in place of loading ``config.model``; ``progress`` is called with (what is being
+    done, pictures encoded, pictures to encode in all). Raises what loading and scoring raise, OSError where
+    the folder cannot be written.
     """
     started = time.monotonic()
     if engine is None:
@@ -161,7 +158,7 @@ def run(
 def score_choices(
     engine: Engine, items: list[NegationItem], *, progress: Progress | None = None
 ) -> dict[str, Tensor]:
-    """Scores ``(n, 4)`` of every picture against its four captions, by global, max-sim and sgi at native scale."""
+    """Scores ``(n, 4)`` of every picture against its four captions, without the rescaled sgi."""
     scorers = {name: STANDARD_SCORERS[name] for name in (GLOBAL, "max_sim", SGI_NATIVE)}
     pictures = [Image.fromarray(item.image()) for item in items]
     captions = [caption for item in items for caption in item.captions]

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from engine.benchmarks.demo_examples import FOUND, MISSED, SGI_NATIVE, VERDICTS, Example
+from engine.benchmarks.demo_examples import FOUND, GLOBAL, MISSED, SGI_NATIVE, VERDICTS, Example
 from engine.benchmarks.scenes import ScenesReport, percent
 
 if TYPE_CHECKING:
     from engine.benchmarks.demo import DemoResult
 
 GROUP_CHANCE, CHOICE_CHANCE = 1 / 6, 1 / 4
+COMPARED = (GLOBAL, SGI_NATIVE)
 _LETTERS = "ABCD"
 _EXCHANGED = {
     "color": "the colors",
@@ -40,7 +41,7 @@ _SCORERS = (
 _STYLE = """
 :root { --ink: #1d2430; --soft: #5b6575; --line: #d9dee6; --best: #dff1e4; --wrong: #a8321f; --right: #1c6b3a; }
 * { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 1080px; padding: 2rem 1.25rem 4rem; color: var(--ink); background: #fff;
+body { margin: 0 auto; max-width: 1120px; padding: 2rem 1.25rem 4rem; color: var(--ink); background: #fff;
   font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
 h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 .5rem; }
 h2 { font-size: 1.3rem; margin: 3rem 0 .5rem; padding-top: 1.25rem; border-top: 1px solid var(--line); }
@@ -85,7 +86,7 @@ def page(result: DemoResult) -> str:
 <h2>The examples</h2>
 <p>For each category the <em>first</em> item that sgi gets right and global does not, and the first that sgi gets
 wrong: chosen by this rule, not by eye. A frame shows the region that a phrase found, in the color of its line
-below the picture. The drawn scores are those of sgi at native scale.</p>
+below the picture. What is drawn and compared here is sgi at native scale.</p>
 {sections}
 <h2>With your own pictures</h2>
 <pre>{escape(result.next_steps)}</pre>
@@ -194,8 +195,8 @@ def _truth(example: Example, picture: int, caption: int) -> str:
 
 
 def _scores(example: Example) -> str:
-    """Captions as rows, and for each scorer and picture a column; the preferred caption in bold."""
-    columns = [(name, number) for name in example.scores for number in range(len(example.pictures))]
+    """Captions as rows, and a column for each picture under the two scorers that are compared."""
+    columns = [(name, number) for name in COMPARED for number in range(len(example.pictures))]
     several = len(example.pictures) > 1
     heads = "".join(
         f"<th>{escape(name)}{f'<br>picture {number + 1}' if several else ''}</th>" for name, number in columns
@@ -238,7 +239,8 @@ def _text_side(example: Example, several: bool) -> str:
     if not several:
         return ""
     cells = []
-    for scores in example.scores.values():
+    for name in COMPARED:
+        scores = example.scores[name]
         for caption in range(len(example.captions)):
             column = [row[caption] for row in scores]
             top = [number for number, score in enumerate(column) if score == max(column)]

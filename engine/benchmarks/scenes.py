@@ -142,15 +142,19 @@ def evaluate(
 ) -> ScenesReport:
     """Score every item with every scorer.
 
-    ``progress`` is called with (what is being scored, pictures encoded, pictures to encode in all). Raises what
-    the engine raises.
+    ``progress`` is called with (what is being scored, pictures encoded, pictures to encode in all). Raises
+    what the engine raises.
     """
     benchmark = benchmark or ScenesBenchmark()
     return summarise(engine, benchmark, list(score_categories(engine, scorers, benchmark, progress=progress)))
 
 
 def score_categories(
-    engine: Engine, scorers: Mapping[str, Scorer], benchmark: ScenesBenchmark, *, progress: Progress | None = None
+    engine: Engine,
+    scorers: Mapping[str, Scorer],
+    benchmark: ScenesBenchmark,
+    *,
+    progress: Progress | None = None,
 ) -> Iterator[ScoredCategory]:
     """The items of each category with their scores, one category at a time."""
     oracle = benchmark.segments == "oracle"

@@ -1,9 +1,9 @@
 """The negation sets over rendered scenes: multiple choice and retrieval, in the layout of NegBench.
 
-Multiple choice: one picture, four captions, of which some deny; the right one's place rotates over the items and
-a tie is wrong, so that no place and no constant can win. Retrieval: find the picture of a caption that names all
-its objects (R@k), and of the same caption after a true denial (R-Neg@k). Paper: Alhamoud et al. 2025,
-arXiv 2501.09425. Beside every accuracy stands what scorers reach that read the captions alone.
+Multiple choice: one picture, four captions, of which some deny; the right one's place rotates over the items
+and a tie is wrong, so that no place and no constant can win. Retrieval: find the picture of a caption that
+names all its objects (R@k), and of the same caption after a true denial (R-Neg@k). Paper: Alhamoud et al.
+2025, arXiv 2501.09425. Beside every accuracy stands what scorers reach that read the captions alone.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from PIL import Image
 
 from engine.benchmarks.evaluate import evaluate as evaluate_dataset
 from engine.benchmarks.scenes import STANDARD_SCORERS, percent
+from engine.benchmarks.ranking import TEXT_TO_IMAGE
 from engine.benchmarks.subject import Subject, subject_of
 from engine.benchmarks.summary import ALL, Result
 from engine.datasets.base import CHOICE, Dataset, ImageRef, Item, RetrievalDataset, Rule
@@ -32,9 +33,16 @@ from engine.scenes.negation import (
     retrieval_items,
 )
 from engine.scorers.base import Scorer
+from engine.scorers.sgi import SGI
 
 Progress = Callable[[str, int, int], None]
-TEXT_TO_IMAGE = "text → image"
+
+# sgi leaves a denied phrase out by default; that finding it should count against the picture is an option.
+NEGATION_SCORERS: Mapping[str, Scorer] = {
+    **STANDARD_SCORERS,
+    "sgi native, denied phrases subtracted": SGI(crops="native", negation="subtract"),
+}
+RECALLS = (("R@1", 1, False), ("R@5", 5, False), ("R-Neg@5", 5, True))
 RULE = Rule(
     CHOICE, ties="wrong", source="accuracy over four captions, total and by template of the right one"
 )
@@ -140,7 +148,7 @@ class NegationReport:
 
     def to_markdown(self) -> str:
         """Per cent ± half the 95 % interval: one row a scorer, then what text alone reaches, then chance."""
-        recalls = [("R@1", 1, False), ("R@5", 5, False), ("R-Neg@5", 5, True)] if self.benchmark.scenes else []
+        recalls = RECALLS if self.benchmark.scenes else ()
         heads = ["all", *NEGATION_TEMPLATES, "ties", "margin", *(name for name, *_ in recalls)]
         lines = ["| scorer | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
         for result in self.results:
@@ -163,15 +171,15 @@ class NegationReport:
 
 def evaluate(
     engine: Engine,
-    scorers: Mapping[str, Scorer] = STANDARD_SCORERS,
+    scorers: Mapping[str, Scorer] = NEGATION_SCORERS,
     benchmark: NegationBenchmark | None = None,
     *,
     progress: Progress | None = None,
 ) -> NegationReport:
     """Score the negation sets with every scorer.
 
-    ``progress`` is called with (what is being scored, rounds done, rounds in all). Raises what the engine raises,
-    and ValueError for no scorer.
+    ``progress`` is called with (what is being scored, rounds done, rounds in all). Raises what the engine
+    raises, and ValueError for no scorer.
     """
     if not scorers:
         raise ValueError("evaluate: needs at least one scorer, got none")

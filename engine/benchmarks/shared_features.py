@@ -25,9 +25,9 @@ def features_for(
 ) -> Iterator[tuple[str, ImageFeatures, TextFeatures]]:
     """For each scorer its name and features of all pictures and captions that meet its needs.
 
-    Scorers that can share features get the same objects: pictures are encoded once for each crop plan (and tap),
-    captions are split and encoded once for each segment template. Image features of one plan are made when the
-    first scorer that needs them comes, and only those of one plan are held.
+    Scorers that can share features get the same objects: pictures are encoded once for each crop plan (and
+    tap), captions are split and encoded once for each segment template. Image features of one plan are made
+    when the first scorer that needs them comes, and only those of one plan are held.
 
     Arguments: ``segments``, for each caption its own in place of the segmenter's; ``progress`` is told of the
     passes over the pictures. Raises what ``Engine.encode_images`` and ``encode_texts`` raise.
@@ -59,8 +59,8 @@ def shared_needs(
     """The fewest sets of needs, each with the scorers it serves, in order of first appearance.
 
     >>> from engine.scorers.registry import get_scorer
-    >>> [names for names, _ in shared_needs({name: get_scorer(name) for name in ("global", "max_sim", "sgi")})]
-    [('global', 'max_sim', 'sgi')]
+    >>> [names for names, _ in shared_needs({name: get_scorer(name) for name in ("global", "sgi")})]
+    [('global', 'sgi')]
     """
     groups: list[tuple[tuple[str, ...], Needs]] = []
     for name, scorer in scorers.items():
