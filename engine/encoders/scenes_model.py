@@ -107,6 +107,12 @@ class ImageTower(nn.Module):
         self.norm = nn.LayerNorm(config.width)
         self.projection = nn.Linear(config.width, config.embed_dim, bias=False)
 
+    def last_value_path(self, x: Tensor) -> Tensor:
+        """``Block.value_path`` of the last block, ``(B, T, width)``, from its input."""
+        last = self.blocks[-1]
+        assert isinstance(last, Block)
+        return last.value_path(x)
+
     def embed(self, pixels: Tensor) -> Tensor:
         patches = functional.pixel_unshuffle(pixels, self.patch_size).flatten(2).transpose(1, 2)  # (B, P, 3 s s)
         states = self.stem_out(functional.hardswish(self.stem_in(patches)))
