@@ -98,7 +98,9 @@ def test_batches_of_one_and_of_64_rank_alike(family, encoders):
     single = single @ encoder.encode_texts(texts, batch_size=1).embedding.T
     joint = encoder.encode_images(images, batch_size=64).embedding @ encoder.encode_texts(texts).embedding.T
     torch.testing.assert_close(single, joint, **CLOSE)
-    assert torch.equal(single.argsort(dim=0, stable=True), joint.argsort(dim=0, stable=True))
+    # In the order of one, the scores of the other never fall by more than the tolerance.
+    assert joint.gather(0, single.argsort(dim=0)).diff(dim=0).min() > -2e-5
+    assert torch.equal(single.argmax(dim=1), joint.argmax(dim=1))
 
 
 @pytest.mark.parametrize("family", TRANSFORMERS)

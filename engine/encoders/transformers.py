@@ -161,9 +161,10 @@ def load_transformers(
     ---------
     reference: hub name (``openai/clip-vit-base-patch32``) or local folder, which never touches the network.
     device, dtype: see ``engine.encoders.placement.place``.
-    resize: ``"model"`` (the processor's policy through ``engine.images``), ``"source"`` (the image
-        processor's own code), ``"crop"``, ``"squash"`` or ``"pad"``; None is ``"model"``, or what a folder
-        was saved with.
+    resize: ``"model"`` (the processor's policy through ``engine.images``: Pillow's pixels, and torchvision's
+        rounding of a crop's offset, where transformers may cut one pixel further left and up), ``"source"``
+        (the image processor's own code), ``"crop"``, ``"squash"`` or ``"pad"``; None is ``"model"``, or what
+        a folder was saved with.
     tokenizer: folder of the tokenizer, where the model's folder has none.
 
     Raises FileNotFoundError naming the missing file; ValueError for another kind of model, for weights that
