@@ -86,7 +86,7 @@ def test_pixels_in_memory_without_an_agreed_meaning_are_refused(make, reason: st
 
 
 def test_a_source_of_no_accepted_type_is_a_type_error() -> None:
-    with pytest.raises(TypeError, match="source must be a path, bytes, .* got list"):
+    with pytest.raises(TypeError, match=r"source must be a path, bytes, .* got list"):
         decode([1, 2, 3])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="got NoneType"):
         decode_many([None], on_error="skip")  # type: ignore[list-item]

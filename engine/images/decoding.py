@@ -181,9 +181,7 @@ def _check_many(
         raise ValueError(f"decode_many: threads must be at least 1, got {threads}")
     names = [str(row) for row in range(len(sources))] if ids is None else list(ids)
     if len(names) != len(sources):
-        raise ValueError(
-            f"decode_many: ids must name every source, got {len(names)} ids for {len(sources)} sources"
-        )
+        raise ValueError(f"decode_many: ids must name every source, got {len(names)} ids for {len(sources)} sources")
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"decode_many: ids must be distinct, got {twice!r} more than once")

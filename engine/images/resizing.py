@@ -57,9 +57,7 @@ def resize(
     inner_w = min(width, max(1, round(image.width * scale)))
     inner_h = min(height, max(1, round(image.height * scale)))
     canvas = Image.new("RGB", (width, height), fill)
-    canvas.paste(
-        image.resize((inner_w, inner_h), resample), ((width - inner_w) // 2, (height - inner_h) // 2)
-    )
+    canvas.paste(image.resize((inner_w, inner_h), resample), ((width - inner_w) // 2, (height - inner_h) // 2))
     return canvas
 
 
@@ -118,9 +116,7 @@ def to_pixels(
     return torch.stack([normalise(image, mean, std) for image in resized])
 
 
-def _check(
-    image: Image.Image, size: int | tuple[int, int], policy: str, interpolation: str
-) -> tuple[int, int]:
+def _check(image: Image.Image, size: int | tuple[int, int], policy: str, interpolation: str) -> tuple[int, int]:
     if image.mode != "RGB":
         raise ValueError(f"resize: image must be RGB, got mode {image.mode}")
     if policy not in ("crop", "pad", "squash"):

@@ -84,10 +84,7 @@ ABSENCE = _words("absent missing nowhere gone lacking")
 NO_ATTRIBUTE = (
     EXISTENCE
     | ABSENCE
-    | _words(
-        "full next left right able ready close near far away similar different due busy covered filled "
-        "alone same"
-    )
+    | _words("full next left right able ready close near far away similar different due busy covered filled alone same")
 )
 
 # "a group of people": one phrase, and its head is what the group is of.
@@ -104,16 +101,12 @@ CONTAINERS = _words(
 COMPOUNDING = _words("colored coloured shaped looking sized themed flavored tipped")
 # Plural in form as the first part of a compound.
 S_MODIFIERS = _words("sports clothes goods arms glasses news athletics gymnastics")
-PAIRED = _words(
-    "scissors pants jeans glasses sunglasses shorts binoculars pliers goggles tweezers headphones trousers"
-)
+PAIRED = _words("scissors pants jeans glasses sunglasses shorts binoculars pliers goggles tweezers headphones trousers")
 SIGNS = _words("sign signs trace traces hint evidence")
 
 IMAGES = _words("photo photograph picture image scene pic snapshot photos pictures images frame")
 MEDIUMS = _words("drawing painting illustration rendering render sketch cartoon shot view close-up closeup")
-IMAGE_MODIFIERS = _words(
-    "rendered synthetic computer generated simple close-up closeup up close blurry stock"
-)
+IMAGE_MODIFIERS = _words("rendered synthetic computer generated simple close-up closeup up close blurry stock")
 SHOWING = _words(
     "of with without showing shows depicting depicts featuring features containing contains that which "
     "including includes displaying displays has where in is"
@@ -123,9 +116,7 @@ SIDES = _words(
     "left right top bottom side sides front back middle center centre edge end rear corner background "
     "foreground distance leftmost rightmost"
 )
-SIDE_MODIFIERS = _words(
-    "far upper lower bottom top very left right hand left-hand right-hand opposite other near"
-)
+SIDE_MODIFIERS = _words("far upper lower bottom top very left right hand left-hand right-hand opposite other near")
 # Fixed expressions that hold a noun but no thing.
 IDIOMS = tuple(
     tuple(phrase.split())
@@ -169,7 +160,5 @@ NOUNS_TOO = _words(
 )
 VERB_BASES = VERBS - NOUNS_TOO
 VERB_FORMS_S = frozenset(
-    form
-    for verb in VERBS
-    for form in (verb + "s", verb + "es", verb[:-1] + "ies" if verb[-1] == "y" else verb + "s")
+    form for verb in VERBS for form in (verb + "s", verb + "es", verb[:-1] + "ies" if verb[-1] == "y" else verb + "s")
 )

@@ -115,9 +115,7 @@ def _deny_subject(tokens: list[Token], phrases: list[Phrase], index: int) -> Non
 def _deny_by_not(tokens: list[Token], phrases: list[Phrase], index: int) -> None:
     """Follow "not", "n't", "never", "cannot" to the object or the subject that it denies."""
     place = index + 1
-    while place < len(tokens) and (
-        tokens[place].low in ("be", "been", "being", "have") or tokens[place].part == "adv"
-    ):
+    while place < len(tokens) and (tokens[place].low in ("be", "been", "being", "have") or tokens[place].part == "adv"):
         if tokens[place].low in _NO_DENIAL:
             return
         # "does not have a hat": here it is the verb itself.

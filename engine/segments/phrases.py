@@ -224,18 +224,12 @@ def _join_of(tokens: list[Token], phrases: list[Phrase]) -> list[Phrase]:
         stuff = phrase.first == phrase.core and all(
             token.low in lx.ATTRIBUTES for token in tokens[phrase.core : phrase.last]
         )
-        made = _joined_by(
-            tokens, left, phrase, ("made", "of"), ("made", "from"), ("made", "out", "of"), ("of",)
-        )
+        made = _joined_by(tokens, left, phrase, ("made", "of"), ("made", "from"), ("made", "out", "of"), ("of",))
         if stuff and made:
             found[-1] = Phrase(left.first, left.core, phrase.last, left.head)
         elif _joined_by(tokens, left, phrase, ("of",)) and head in lx.COLLECTIVES:
             found[-1] = Phrase(left.first, left.core, phrase.last, phrase.head)
-        elif (
-            _joined_by(tokens, left, phrase, ("of",))
-            and head in lx.CONTAINERS
-            and phrase.first == phrase.core
-        ):
+        elif _joined_by(tokens, left, phrase, ("of",)) and head in lx.CONTAINERS and phrase.first == phrase.core:
             found[-1] = Phrase(left.first, left.core, phrase.last, left.head)
         else:
             found.append(phrase)

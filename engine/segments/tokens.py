@@ -106,9 +106,7 @@ def _closed_part(tokens: list[Token], index: int) -> str:
 
 
 def _idiom_length(lows: list[str], index: int) -> int:
-    return max(
-        (len(idiom) for idiom in lx.IDIOMS if tuple(lows[index : index + len(idiom)]) == idiom), default=0
-    )
+    return max((len(idiom) for idiom in lx.IDIOMS if tuple(lows[index : index + len(idiom)]) == idiom), default=0)
 
 
 def _side_length(tokens: list[Token], index: int) -> int:
