@@ -55,26 +55,13 @@ def orientation_cases() -> list[Case]:
 
 def transparency_cases() -> list[Case]:
     rgb, alpha = colours(1), colours(2, 1)[:, :, 0]
-    grey, deep = colours(3, 1), colours(4, 3, np.uint16)
+    grey = colours(3, 1)
     indices = (np.arange(H * W).reshape(H, W, 1) % 4).astype(np.uint8)
     table = np.array([[10, 20, 30], [200, 0, 0], [0, 200, 0], [0, 0, 200]], dtype=np.uint8)
     plte = (b"PLTE", table.tobytes())
     palette_alpha = np.array([0, 128, 255, 255], dtype=np.uint8)
     rgba = np.dstack([rgb, alpha])
     over = blend(rgb, alpha)
-    keyed = rgb.copy()
-    keyed[2:5, 3:9] = (7, 8, 9)
-    hidden = np.where((keyed == (7, 8, 9)).all(axis=2), 0, 255)
-    deep_keyed = deep.copy()
-    deep_keyed[2:5, 3:9] = (0x1234, 0x5678, 0x9ABC)
-    deep_hidden = np.where((deep_keyed == (0x1234, 0x5678, 0x9ABC)).all(axis=2), 0, 255)
-    key16 = struct.pack(">HHH", 0x1234, 0x5678, 0x9ABC)
-    grey16 = colours(5, 1, np.uint16)
-    grey16[4:6] = 1000
-    show16 = np.rint(grey16[:, :, 0] / 257.0).astype(np.uint8)
-    two = (np.arange(H * W).reshape(H, W, 1) % 4).astype(np.uint8)
-    four = (np.arange(H * W).reshape(H, W, 1) % 16).astype(np.uint8)
-    bit = (np.arange(H * W).reshape(H, W, 1) % 3 == 0).astype(np.uint8)
     gif = Image.new("P", (W, H))
     gif.putdata(indices.ravel().tolist())
     gif.putpalette(table.tobytes())
@@ -101,6 +88,34 @@ def transparency_cases() -> list[Case]:
             blend(table[indices[:, :, 0]], see),
             0,
         ),
+        ("gif-transparent", saved(gif, "GIF", transparency=0), blend(table[indices[:, :, 0]], see), 0),
+        ("webp-alpha", saved(Image.fromarray(rgba), "WEBP", lossless=True, exact=True), over, 1),
+        ("tga-alpha", saved(Image.fromarray(rgba), "TGA"), over, 1),
+        ("tiff-alpha", saved(Image.fromarray(rgba), "TIFF"), over, 1),
+        ("qoi-alpha", saved(Image.fromarray(rgba), "QOI"), over, 1),
+        ("jpeg2000-alpha", saved(Image.fromarray(rgba), "JPEG2000"), over, 1),
+        ("ico-alpha", saved(Image.fromarray(rgba), "ICO", sizes=[(W, H)]), over, 1),
+        ("dds-alpha", saved(Image.fromarray(rgba), "DDS"), over, 1),
+        ("fully-transparent", png(np.zeros((H, W, 4)), 8, 6), np.full((H, W, 3), 255), 0),
+    ]
+
+
+def colour_key_cases() -> list[Case]:
+    rgb, deep = colours(1), colours(4, 3, np.uint16)
+    keyed = rgb.copy()
+    keyed[2:5, 3:9] = (7, 8, 9)
+    hidden = np.where((keyed == (7, 8, 9)).all(axis=2), 0, 255)
+    deep_keyed = deep.copy()
+    deep_keyed[2:5, 3:9] = (0x1234, 0x5678, 0x9ABC)
+    deep_hidden = np.where((deep_keyed == (0x1234, 0x5678, 0x9ABC)).all(axis=2), 0, 255)
+    key16 = struct.pack(">HHH", 0x1234, 0x5678, 0x9ABC)
+    grey16 = colours(5, 1, np.uint16)
+    grey16[4:6] = 1000
+    show16 = np.rint(grey16[:, :, 0] / 257.0).astype(np.uint8)
+    two = (np.arange(H * W).reshape(H, W, 1) % 4).astype(np.uint8)
+    four = (np.arange(H * W).reshape(H, W, 1) % 16).astype(np.uint8)
+    bit = (np.arange(H * W).reshape(H, W, 1) % 3 == 0).astype(np.uint8)
+    return [
         ("png-rgb-key", png(keyed, 8, 2, (b"tRNS", struct.pack(">HHH", 7, 8, 9))), blend(keyed, hidden), 0),
         (
             "png-rgb-key-16",
@@ -127,15 +142,6 @@ def transparency_cases() -> list[Case]:
             0,
         ),
         ("png-bit-key-black", png(bit, 1, 0, (b"tRNS", struct.pack(">H", 0))), np.full((H, W, 3), 255), 0),
-        ("gif-transparent", saved(gif, "GIF", transparency=0), blend(table[indices[:, :, 0]], see), 0),
-        ("webp-alpha", saved(Image.fromarray(rgba), "WEBP", lossless=True, exact=True), over, 1),
-        ("tga-alpha", saved(Image.fromarray(rgba), "TGA"), over, 1),
-        ("tiff-alpha", saved(Image.fromarray(rgba), "TIFF"), over, 1),
-        ("qoi-alpha", saved(Image.fromarray(rgba), "QOI"), over, 1),
-        ("jpeg2000-alpha", saved(Image.fromarray(rgba), "JPEG2000"), over, 1),
-        ("ico-alpha", saved(Image.fromarray(rgba), "ICO", sizes=[(W, H)]), over, 1),
-        ("dds-alpha", saved(Image.fromarray(rgba), "DDS"), over, 1),
-        ("fully-transparent", png(np.zeros((H, W, 4)), 8, 6), np.full((H, W, 3), 255), 0),
     ]
 
 
@@ -193,10 +199,6 @@ def colour_cases() -> list[Case]:
     mixed = profile("swapped")
     tagged = saved(Image.fromarray(np.dstack([flat, alpha])), "PNG", icc_profile=mixed)
     palette = Image.fromarray(flat).quantize(2)
-    frames = [Image.fromarray(colours(seed)).quantize(64) for seed in (12, 13)]
-    first = np.asarray(frames[0].convert("RGB"))
-    rgb_frames = [Image.fromarray(colours(seed)) for seed in (12, 13)]
-    still = {"save_all": True, "append_images": rgb_frames, "default_image": True}
     # Lab of mid grey: L 50 of 100 stored as 128, a = b = 0 stored as 0 (signed bytes).
     lab = Image.frombytes("LAB", (W, H), bytes([128, 0, 0]) * (H * W))
     return [
@@ -221,6 +223,15 @@ def colour_cases() -> list[Case]:
         ),
         ("png-broken-profile", saved(rgb_image, "PNG", icc_profile=b"not a profile"), rgb, 0),
         ("png-unfitting-profile", saved(rgb_image, "PNG", icc_profile=profile("LAB")), rgb, 0),
+    ]
+
+
+def first_frame_cases() -> list[Case]:
+    frames = [Image.fromarray(colours(seed)).quantize(64) for seed in (12, 13)]
+    first = np.asarray(frames[0].convert("RGB"))
+    rgb_frames = [Image.fromarray(colours(seed)) for seed in (12, 13)]
+    still = {"save_all": True, "append_images": rgb_frames, "default_image": True}
+    return [
         (
             "gif-animated",
             saved(frames[0], "GIF", save_all=True, append_images=frames[1:], duration=50),
@@ -250,7 +261,14 @@ def colour_cases() -> list[Case]:
     ]
 
 
-SHOWN = orientation_cases() + transparency_cases() + depth_cases() + colour_cases()
+SHOWN = (
+    orientation_cases()
+    + transparency_cases()
+    + colour_key_cases()
+    + depth_cases()
+    + colour_cases()
+    + first_frame_cases()
+)
 
 
 def test_there_are_enough_awkward_pictures() -> None:
