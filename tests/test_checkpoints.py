@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from engine.encoders.open_clip import load_open_clip
+from engine.encoders.open_clip import build_model, load_open_clip
 from engine.encoders.open_clip_checkpoints import read_checkpoint
 from tests.tiny_open_clip import CONFIGS, random_model, register
 
@@ -60,8 +60,7 @@ LAYOUTS: dict[str, Callable[[dict], Any]] = {
     "half precision": lambda state: {"state_dict": {name: value.half() for name, value in state.items()}},
     "scale with an axis": lambda state: {**state, "logit_scale": state["logit_scale"].reshape(1)},
     "text tower apart": lambda state: {
-        name if name.startswith(("visual.", "logit_")) else f"text.{name}": value
-        for name, value in state.items()
+        name if name.startswith(("visual.", "logit_")) else f"text.{name}": value for name, value in state.items()
     },
 }
 
@@ -96,9 +95,7 @@ def test_safetensors_and_pickle_give_one_fingerprint(weights, tmp_path):
 def test_the_activation_is_asked_for_where_both_exist(weights, tmp_path):
     path = tmp_path / "negclip.pt"
     torch.save({"state_dict": weights}, path)
-    message = (
-        r"nothing says which one .*negclip\.pt was trained with.*tiny-clip-quickgelu/.*\?activation=gelu"
-    )
+    message = r"nothing says which one .*negclip\.pt was trained with.*tiny-clip-quickgelu/.*\?activation=gelu"
     with pytest.raises(ValueError, match=message):
         load(path, "tiny-clip")
     plain, quick = (
@@ -152,9 +149,7 @@ def test_the_preprocessing_is_asked_for_where_nothing_states_it(weights, tmp_pat
     path = tmp_path / "a.pt"
     torch.save(weights, path)
     name = f"tiny-clip-quickgelu/{path}"
-    with pytest.raises(
-        ValueError, match=r"nothing says how images were prepared .*\?preprocess=<one of clip"
-    ):
+    with pytest.raises(ValueError, match=r"nothing says how images were prepared .*\?preprocess=<one of clip"):
         load_open_clip(name, device="cpu")
     with pytest.raises(ValueError, match="preprocess must be one of clip, siglip, pe, got 'vit'"):
         load_open_clip(name, device="cpu", preprocess="vit")
@@ -197,9 +192,7 @@ def test_weights_that_do_not_fit_are_named(weights, tmp_path):
     fails(lacking, r"does not fit architecture tiny-clip-quickgelu: missing 1 \(visual\.proj\)$")
     fails({**weights, "extra.weight": torch.zeros(1)}, r"unexpected 1 \(extra\.weight\)$")
     longer = torch.zeros(40, 32)
-    fails(
-        {**weights, "positional_embedding": longer}, r"positional_embedding wanted \(20, 32\), got \(40, 32\)"
-    )
+    fails({**weights, "positional_embedding": longer}, r"positional_embedding wanted \(20, 32\), got \(40, 32\)")
     few = {name: value for name, value in weights.items() if not name.startswith("transformer.")}
     fails(few, r"missing 36 \(transformer\.resblocks\.0\.ln_1\.weight, .*, .*, …\)")
 
@@ -230,9 +223,7 @@ def test_pickled_code_is_refused_and_not_run(weights, tmp_path):
 def test_a_torchscript_archive_is_refused_with_a_sentence(tmp_path):
     path = tmp_path / "ViT-B-32.pt"
     torch.jit.save(torch.jit.trace(torch.nn.Linear(2, 2), torch.zeros(1, 2)), path)
-    with pytest.raises(
-        ValueError, match=r"is a TorchScript archive \(OpenAI's original files are\).*ViT-B-32/openai"
-    ):
+    with pytest.raises(ValueError, match=r"is a TorchScript archive \(OpenAI's original files are\).*ViT-B-32/openai"):
         read_checkpoint(path)
 
 
@@ -254,3 +245,23 @@ def test_files_that_hold_no_weights_are_refused(tmp_path):
     torch.save({"epoch": 3}, tmp_path / "none.pt")
     with pytest.raises(ValueError, match="holds no weights"):
         read_checkpoint(tmp_path / "none.pt")
+
+
+def test_vit_b_32_by_tag_runs_with_the_activation_of_its_weights(tmp_path, monkeypatch):
+    """The true size, once. The tag is QuickGELU although the architecture's name says GELU."""
+    model = build_model({**open_clip.get_model_config("ViT-B-32"), "quick_gelu": True}).eval()
+    weights = tmp_path / "openai.safetensors"
+    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, weights)
+    monkeypatch.setattr(open_clip, "download_pretrained", lambda facts: str(weights))
+    encoder = load_open_clip("ViT-B-32/openai", device="cpu", resize="source")
+    assert encoder.spec.activation == "quick_gelu" and encoder.spec.grid == (7, 7)
+    transform = open_clip.transform.image_transform_v2(open_clip.transform.PreprocessCfg(), is_train=False)
+    picture = Image.fromarray(np.random.default_rng(1).integers(0, 256, (240, 320, 3), dtype=np.uint8))
+    texts = ["a photo of a cat", "two dogs " * 60]
+    with torch.no_grad():
+        image = model.encode_image(transform(picture)[None], normalize=True)
+        text = model.encode_text(open_clip.get_tokenizer("ViT-B-32")(texts), normalize=True)
+    features = encoder.encode_images([picture], tap="value")
+    torch.testing.assert_close(features.embedding, image, rtol=0, atol=1e-5)
+    torch.testing.assert_close(encoder.encode_texts(texts).embedding, text, rtol=0, atol=1e-5)
+    assert features.patches.shape == (1, 49, 512)

@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
-from engine.encoders.open_clip import OpenClipEncoder, build_model, load_open_clip
+from engine.encoders.open_clip import OpenClipEncoder, load_open_clip
 from engine.encoders.text_rules import find_equal_after_cut
 from engine.encoders.towers import TAPS
 from tests.tiny_open_clip import CONFIGS, WORDS, write_folder
@@ -85,9 +85,7 @@ def test_ids_and_pixels_equal_the_source(family, folders, encoders, sources):
     for picture in pictures(4):
         assert torch.equal(exact.preprocess(picture), transform(picture))
         # The model's policy through our own resizing is the same arithmetic.
-        torch.testing.assert_close(
-            encoders[family].preprocess(picture), transform(picture), rtol=0, atol=1e-6
-        )
+        torch.testing.assert_close(encoders[family].preprocess(picture), transform(picture), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("family", ["clip", "siglip", "pe"])
@@ -249,10 +247,7 @@ def test_siglip_is_a_sigmoid_with_scale_and_bias(family, encoders, sources):
     assert spec.logit_scale == pytest.approx(float(model.logit_scale.detach().exp()))
     assert spec.logit_bias == pytest.approx(-10)
     image, text = source_embeddings(sources[family])
-    ours = (
-        encoders[family].encode_images(pictures()).embedding
-        @ encoders[family].encode_texts(TEXTS).embedding.T
-    )
+    ours = encoders[family].encode_images(pictures()).embedding @ encoders[family].encode_texts(TEXTS).embedding.T
     with torch.no_grad():
         wanted = image @ text.T * model.logit_scale.exp() + model.logit_bias
     torch.testing.assert_close(spec.logit_scale * ours + spec.logit_bias, wanted, rtol=0, atol=1e-4)
@@ -332,9 +327,7 @@ def test_half_precision_gives_float32_embeddings_of_the_same_weights(folders, en
 def test_threads_do_not_mix_their_states(encoders):
     encoder = encoders["clip"]
     pixels = torch.stack([encoder.preprocess(picture) for picture in pictures(12)])
-    wanted = [
-        encoder.encode_pixels(pixels[row : row + 1], tap="value", layers=[1 + row % 3]) for row in range(12)
-    ]
+    wanted = [encoder.encode_pixels(pixels[row : row + 1], tap="value", layers=[1 + row % 3]) for row in range(12)]
     got: dict[int, object] = {}
 
     def work(row: int) -> None:
@@ -354,18 +347,14 @@ def test_threads_do_not_mix_their_states(encoders):
 def test_a_local_folder_names_what_is_missing(folders, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"open_clip_config\.json is missing"):
         load_open_clip(str(tmp_path))
-    (tmp_path / "open_clip_config.json").write_bytes(
-        (folders["siglip"] / "open_clip_config.json").read_bytes()
-    )
+    (tmp_path / "open_clip_config.json").write_bytes((folders["siglip"] / "open_clip_config.json").read_bytes())
     with pytest.raises(FileNotFoundError, match="the weights are missing"):
         load_open_clip(str(tmp_path))
     name = "open_clip_model.safetensors"
     (tmp_path / name).write_bytes((folders["siglip"] / name).read_bytes())
     with pytest.raises(FileNotFoundError, match=r"the tokenizer is missing: .*timm/ViT-B-16-SigLIP"):
         load_open_clip(str(tmp_path))
-    with pytest.raises(
-        FileNotFoundError, match=r"the tokenizer is missing: .* holds none of tokenizer\.json"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"the tokenizer is missing: .* holds none of tokenizer\.json"):
         load_open_clip(str(tmp_path), tokenizer=tmp_path)
     other = load_open_clip(str(tmp_path), device="cpu", tokenizer=folders["siglip"])
     assert other.tokenize(["a cat"]).token_texts[0][:3] == ("a", "cat", "</s>")
@@ -380,23 +369,3 @@ def test_options_that_have_no_use_are_refused(folders):
         load_open_clip(str(folders["clip"]), preprocess="clip")
     with pytest.raises(ValueError, match="trained with gelu, got activation='quick_gelu'"):
         load_open_clip(str(folders["clip"]), activation="quick_gelu")
-
-
-def test_vit_b_32_by_tag_runs_with_the_activation_of_its_weights(tmp_path, monkeypatch):
-    """The true size, once. The tag is QuickGELU although the architecture's name says GELU."""
-    model = build_model({**open_clip.get_model_config("ViT-B-32"), "quick_gelu": True}).eval()
-    weights = tmp_path / "openai.safetensors"
-    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, weights)
-    monkeypatch.setattr(open_clip, "download_pretrained", lambda facts: str(weights))
-    encoder = load_open_clip("ViT-B-32/openai", device="cpu", resize="source")
-    assert encoder.spec.activation == "quick_gelu" and encoder.spec.grid == (7, 7)
-    transform = open_clip.transform.image_transform_v2(open_clip.transform.PreprocessCfg(), is_train=False)
-    picture = Image.fromarray(np.random.default_rng(1).integers(0, 256, (240, 320, 3), dtype=np.uint8))
-    texts = ["a photo of a cat", "two dogs " * 60]
-    with torch.no_grad():
-        image = model.encode_image(transform(picture)[None], normalize=True)
-        text = model.encode_text(open_clip.get_tokenizer("ViT-B-32")(texts), normalize=True)
-    features = encoder.encode_images([picture], tap="value")
-    torch.testing.assert_close(features.embedding, image, **CLOSE)
-    torch.testing.assert_close(encoder.encode_texts(texts).embedding, text, **CLOSE)
-    assert features.patches.shape == (1, 49, 512)
