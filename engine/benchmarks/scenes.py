@@ -107,8 +107,24 @@ class ScenesReport:
         raise KeyError(f"no result of {scorer!r} on {category!r}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values for JSON."""
+        """Everything as plain values for JSON; ``from_dict`` reads it back."""
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> ScenesReport:
+        """What ``to_dict`` gave."""
+        settings = {**values["benchmark"], "categories": tuple(values["benchmark"]["categories"])}
+        results = tuple(
+            CategoryResult(**{**row, **{side: Interval(**row[side]) for side in ("text", "image", "group")}})
+            for row in values["results"]
+        )
+        return cls(
+            values["model"],
+            values["fingerprint"],
+            values["segmenter"],
+            ScenesBenchmark(**settings),
+            results,
+        )
 
     def to_markdown(self) -> str:
         """Group score ± half the 95 % interval, in per cent: one row a scorer, one column a category."""

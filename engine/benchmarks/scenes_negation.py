@@ -17,8 +17,8 @@ import numpy as np
 from PIL import Image
 
 from engine.benchmarks.evaluate import evaluate as evaluate_dataset
-from engine.benchmarks.scenes import STANDARD_SCORERS, percent
 from engine.benchmarks.ranking import TEXT_TO_IMAGE
+from engine.benchmarks.scenes import STANDARD_SCORERS, percent
 from engine.benchmarks.subject import Subject, subject_of
 from engine.benchmarks.summary import ALL, Result
 from engine.datasets.base import CHOICE, Dataset, ImageRef, Item, RetrievalDataset, Rule
