@@ -1,5 +1,19 @@
 """The ops: one file each, with checks, torch registration, dispatch, gradient and the public function."""
 
+from engine.ops.centroid import centroid
 from engine.ops.max_sim import MaxSimOutput, max_sim, max_sim_pairs
+from engine.ops.peak_patch import AttentionPool, TokenNorm, peak_patch_features
+from engine.ops.peak_patch_correct import PairFeatures, peak_patch_correct, peak_patch_pairs
 
-__all__ = ["MaxSimOutput", "max_sim", "max_sim_pairs"]
+__all__ = [
+    "AttentionPool",
+    "MaxSimOutput",
+    "PairFeatures",
+    "TokenNorm",
+    "centroid",
+    "max_sim",
+    "max_sim_pairs",
+    "peak_patch_correct",
+    "peak_patch_features",
+    "peak_patch_pairs",
+]
