@@ -114,9 +114,8 @@ def _peak_patch_bwd_keys_kernel(
     h = tl.arange(0, BLOCK_H)
     is_head = h < heads
     acc = tl.zeros((BLOCK_H, BLOCK_W), tl.float32)
-    last = tl.minimum(n, (tl.program_id(0) + 1) * CAPTIONS)
-    for caption in range(tl.program_id(0) * CAPTIONS, last):
-        b = caption.to(tl.int64)
+    for i in range(0, tl.minimum(CAPTIONS, n - tl.program_id(0) * CAPTIONS)):
+        b = chunk * CAPTIONS + i
         for start in range(0, length, BLOCK_T):
             t, kept = _kept(mask_ptr, b, start, length, BLOCK_T)
             mean = tl.zeros((BLOCK_T,), tl.float32)

@@ -103,8 +103,9 @@ def _pairs_bwd_kernel(
     to_v = tl.zeros((BLOCK_D,), tl.float32)
     for k in range(0, count):
         pair = n * count + k
-        t, t_length = _unit(_row(text_ptr + n * stride_tn + k.to(tl.int64) * stride_tk, d, dim))
-        low, low_length = _unit(_row(low_ptr + n * stride_ln + k.to(tl.int64) * stride_lk, d, dim))
+        place = pair - n * count  # k in 64 bits
+        t, t_length = _unit(_row(text_ptr + n * stride_tn + place * stride_tk, d, dim))
+        low, low_length = _unit(_row(low_ptr + n * stride_ln + place * stride_lk, d, dim))
         of_low = tl.load(grad_sims_ptr + 2 * pair)
         # The second similarity is the sum of cross.
         of_cross = tl.load(grad_sims_ptr + 2 * pair + 1) + _row(grad_cross_ptr + pair * dim, d, dim)

@@ -51,8 +51,9 @@ class AttentionPool(NamedTuple):
             ValueError: keys or values have a width of their own, or a bias of their own among the tokens.
         """
         if attention.in_proj_weight is None or attention.bias_k is not None or attention.add_zero_attn:
+            got = f"kdim {attention.kdim}, vdim {attention.vdim}, add_zero_attn {attention.add_zero_attn}"
             raise ValueError(
-                f"{OP}: attention must project query, keys and values of one width and add no tokens, got {attention}"
+                f"{OP}: attention must project query, keys and values of one width and add no tokens, got {got}"
             )
         out = attention.out_proj
         return cls(
@@ -187,6 +188,7 @@ def _backward(ctx: Any, grad_pooled: Tensor | None, grad_attention: Tensor | Non
         return (None, None, None, *nothing)
     if not need_attention:
         # The op was called directly without what its backward needs: recompute it.
+        grad_attention = None
         _, attention = peak_patch_pool_op(*tensors, eps, True, backend)
     if grad_pooled is None:
         peak, _, keys, *_ = tensors
@@ -256,8 +258,7 @@ def peak_patch_features(
 
     Returns:
         `(B, 4 W)` float32, or float64 for float64 tokens, with gradients for the pool's parameters and the tokens, the
-        same bit by bit from run to run. A caption with nothing kept attends to nothing: its second part is the
-        norm of the output bias.
+        same bit by bit from run to run. Of a caption with nothing kept the second part is the norm of the output bias.
 
     Raises:
         TypeError, ValueError: an argument of the wrong type, dtype, shape, device or range.
@@ -268,20 +269,15 @@ def peak_patch_features(
     >>> peak_patch_features(torch.randn(3, 5, 8), torch.randn(3, 5, 8), pool).shape
     torch.Size([3, 32])
     """
-    _check(peak, anchor, pool, mask, end, norm)
-    if isinstance(dropout, bool) or not 0 <= dropout < 1:
-        raise ValueError(f"{OP}: dropout must be at least 0 and below 1, got {dropout}")
-    chosen = choose_backend(OP, backend, peak)
+    _check(peak, anchor, pool, mask, end, norm, dropout)
+    chosen, number = choose_backend(OP, backend, peak), compute_dtype(peak.dtype)
     n, length, _ = peak.shape
     if mask is None:
         mask = torch.ones((n, length), dtype=torch.bool, device=peak.device)
-    if end is None:
-        end = last_kept(mask)
-    number = compute_dtype(peak.dtype)
+    end = last_kept(mask) if end is None else end
     keys = folded_keys(pool, number)
-    factors = None
-    if dropout:
-        factors = F.dropout(torch.ones((n, pool.heads, length), dtype=number, device=peak.device), dropout)
+    ones = torch.ones((n, pool.heads, length), dtype=number, device=peak.device) if dropout else None
+    factors = None if ones is None else F.dropout(ones, dropout)
     learns = torch.is_grad_enabled() and (keys.requires_grad or peak.requires_grad or anchor.requires_grad)
     weight, bias, eps = (None, None, 0.0) if norm is None else norm
     pooled, attention = peak_patch_pool_op(
@@ -291,9 +287,8 @@ def peak_patch_features(
         mass = mask.any(1, keepdim=True).expand(n, pool.heads).to(number)
     else:
         mass = (attention * factors).sum(-1)
-    attended = projected(pool, pooled[:, : pool.heads], mass)
     mean, at_end, of_anchor = pooled[:, pool.heads :].unbind(1)
-    return torch.cat([at_end, attended, of_anchor, mean], 1)
+    return torch.cat([at_end, projected(pool, pooled[:, : pool.heads], mass), of_anchor, mean], 1)
 
 
 def last_kept(mask: Tensor) -> Tensor:
@@ -305,7 +300,13 @@ def last_kept(mask: Tensor) -> Tensor:
 
 
 def _check(
-    peak: Tensor, anchor: Tensor, pool: AttentionPool, mask: Tensor | None, end: Tensor | None, norm: TokenNorm | None
+    peak: Tensor,
+    anchor: Tensor,
+    pool: AttentionPool,
+    mask: Tensor | None,
+    end: Tensor | None,
+    norm: TokenNorm | None,
+    dropout: float,
 ) -> None:
     for name, x in (("peak", peak), ("anchor", anchor)):
         check_tensor(OP, name, x)
@@ -329,6 +330,8 @@ def _check(
             )
         if end.device != peak.device:
             raise ValueError(f"{OP}: end must be on {peak.device} as the tokens are, got {end.device}")
+    if isinstance(dropout, bool) or not 0 <= dropout < 1:
+        raise ValueError(f"{OP}: dropout must be at least 0 and below 1, got {dropout}")
     _check_pool(pool, width, peak.device)
     if norm is not None:
         for name, x in (("weight", norm.weight), ("bias", norm.bias)):
