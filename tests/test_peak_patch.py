@@ -166,7 +166,8 @@ def test_gradcheck(options: dict[str, bool]) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("options", OPTIONS)
 def test_backends_agree_on_gradients(backend: str, dtype: torch.dtype, options: dict[str, bool]) -> None:
-    for sizes in ((2, 5, 24, 4), (35, 3, 10, 2), (2, 20, 130, 8)):
+    # More captions than one chunk, more elements than one block.
+    for sizes in ((17, 2, 6, 2), (2, 20, 130, 4)) if INTERPRETED else ((35, 3, 10, 2), (2, 20, 130, 8), (2, 5, 24, 4)):
         case = pool_case(*sizes, dtype, **options)
         case["mask"][1] = False
         case["end"][0] = -1

@@ -32,7 +32,7 @@ from engine.reference.unit import compute_dtype, unit, unit_backward
 def class_of_tokens(total: int, cu_seqlens: Tensor, classes: Tensor, n_classes: int) -> Tensor:
     """The class of every token, int64 `(total,)`; those of none get `n_classes`."""
     rows = torch.arange(total, device=cu_seqlens.device)
-    sets = torch.searchsorted(cu_seqlens, rows, right=True) - 1
+    sets = torch.searchsorted(cu_seqlens.contiguous(), rows, right=True) - 1
     inside = (sets >= 0) & (sets < classes.shape[0])
     named = torch.cat([classes, classes.new_full((1,), n_classes)])[torch.where(inside, sets, classes.shape[0])]
     return torch.where((named >= 0) & (named < n_classes), named, n_classes)
