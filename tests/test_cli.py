@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from engine.benchmarks import demo
+from engine.benchmarks.demo import DemoConfig, DemoResult
 from engine.cli import main
 from engine.cli.main import COMMANDS
 from engine.cli.options import image_files, scorer_with
@@ -203,6 +205,37 @@ def test_eval_renders_the_scenes(shell: Shell, tmp_path: Path):
     assert json.loads((tmp_path / "scenes.json").read_text(encoding="utf-8")) == found
     assert shell(*call) == 0
     assert "| global |" in shell.out and "split held_out" in shell.out
+
+
+def test_demo_scores_and_draws(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    asked = []
+
+    def run(config: DemoConfig, *, progress: object) -> DemoResult:
+        asked.append(config)
+        fake = Engine(FakeEncoder(context_length=40), segmenter="rules")
+        return demo.run(config, engine=fake, progress=None)
+
+    monkeypatch.setattr("engine.cli.demonstration.run", run)
+    target = tmp_path / "demo"
+    assert shell("demo", "--model", "fake", "--items", "1", "--output", target) == 0
+    assert asked == [DemoConfig(output=target, items=1, model="fake")]
+    assert all(name in shell.out for name in ("color", "sgi native", "index.html", "peaksim explain"))
+    assert (target / "index.html").exists()
+
+
+TINY = (
+    *("--steps", "1", "--batch-size", "2", "--width", "8", "--heads", "1", "--stem-width", "8"),
+    *("--image-layers", "1", "--text-layers", "1", "--skip-figures"),
+)
+
+
+def test_train_writes_a_model(shell: Shell, tmp_path: Path):
+    found = shell.json("train", "scenes", *TINY, "--output", tmp_path / "run")
+    assert found == {"model": f"scenes:{tmp_path / 'run'}"}
+    assert (tmp_path / "run" / "model.safetensors").exists()
+    assert "step 1/1" in shell.err
+    assert shell("train", "scenes", *TINY, "--output", tmp_path / "run") == 0
+    assert f"--model scenes:{tmp_path / 'run'}" in shell.out
 
 
 @pytest.mark.parametrize(
