@@ -16,6 +16,7 @@
 #include "cpu_features.hpp"
 #include "crop_batch_kernels.hpp"
 #include "crop_batch_taps.hpp"
+#include "large_pages.hpp"
 #include "parallel.hpp"
 
 namespace peaksim {
@@ -287,6 +288,7 @@ void crop_batch(const CropBatchInputs& in, const CropBatchOutput& out, const cha
     int64_t bands = 1;
     if (threads > 1 && in.n < 4 * threads) bands = std::min((4 * threads + in.n - 1) / in.n, blocks);
     std::vector<Scratch> scratch(static_cast<size_t>(std::max(threads, 1)), Scratch(crops));
+    prefer_large_pages(out.data, in.n * 3 * out.height * out.width * size_of(out.dtype));
     const Writer writer(in, out, kernels);
     parallel_for(in.n * bands, threads, [&](int64_t task, int worker) {
         const int64_t i = task / bands, band = task % bands;

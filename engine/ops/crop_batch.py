@@ -7,10 +7,12 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from engine.ops.checks import check_tensor, choose_backend, name_of
 from engine.ops.native import as_array, extension, forced_isa
 from engine.reference import crop_batch as reference
+from engine.reference.crop_batch import Placements, Taps
 
 OP = "crop_batch"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -55,11 +57,29 @@ def _crop_batch(
     from engine.kernels.crop_batch import crop_batch_forward
 
     sizes = torch.tensor([image.shape[:2] for image in rows], dtype=torch.int64)
-    placed = reference.placements(sizes, boxes, mode)
-    lengths, which = placed.size.unique(return_inverse=True)
-    taps = [[reference.axis_taps(n, to, interpolation) for n in lengths.tolist()] for to in (height, width)]
-    crop_batch_forward(rows, boxes[:, 0], placed, which, taps, fill, (scale, shift), result)
+    placed = reference.placements(sizes, boxes, mode, (height, width))
+    axes, taps = _axes(placed, (height, width), interpolation)
+    crop_batch_forward(rows, boxes[:, 0], placed, axes, taps, fill, scale, shift, result)
     return result
+
+
+def _axes(placed: Placements, size: tuple[int, int], interpolation: str) -> tuple[Tensor, Taps]:
+    """One table of taps for all boxes, computed once per length, and the rows (n, 2) where each box's two begin."""
+    begins: dict[tuple[int, int], int] = {}
+    tables: list[Taps] = []
+    rows = 0
+    axes = []
+    for lengths in placed.size.tolist():
+        for axis in zip(lengths, size, strict=True):
+            if axis not in begins:
+                begins[axis] = rows
+                tables.append(reference.axis_taps(*axis, interpolation))
+                rows += axis[1]
+            axes.append(begins[axis])
+    widest = max(table.weights.shape[1] for table in tables)
+    weights = [functional.pad(table.weights, (0, widest - table.weights.shape[1])) for table in tables]
+    first, count = (torch.cat([table[k] for table in tables]) for k in (0, 1))
+    return torch.tensor(axes, dtype=torch.int64).reshape(-1, 2), Taps(first, count, torch.cat(weights))
 
 
 crop_batch_op = torch.library.custom_op("peaksim::crop_batch", _crop_batch, mutates_args=())

@@ -56,7 +56,7 @@ class Taps(NamedTuple):
 
 
 class Placements(NamedTuple):
-    """Where each crop lies on the picture that is resized; int64 (n, 2), rows before columns."""
+    """Where each crop lies on the picture that is resized: int64 (n, 2), rows before columns; and the order."""
 
     size: Tensor
     """Of the picture."""
@@ -66,6 +66,8 @@ class Placements(NamedTuple):
     """Where on the picture that pixel lies."""
     end: Tensor
     """Where the pasted rectangle ends; end <= begin for a box wholly outside its image."""
+    columns_first: Tensor
+    """(n,) bool: filtered down the columns before along the rows."""
 
 
 def axis_taps(length: int, size: int, interpolation: str) -> Taps:
@@ -92,15 +94,17 @@ def axis_taps(length: int, size: int, interpolation: str) -> Taps:
     return Taps(first.to(torch.int32), count.to(torch.int32), weights)
 
 
-def placements(sizes: Tensor, boxes: Tensor, mode: str) -> Placements:
-    """Place boxes (n, 5) of images whose (height, width) are `sizes` (n_images, 2) int64."""
+def placements(sizes: Tensor, boxes: Tensor, mode: str, to: tuple[int, int]) -> Placements:
+    """Place boxes (n, 5) of images whose (height, width) are `sizes` (n_images, 2) int64; results have size `to`."""
     image = sizes[boxes[:, 0]]
     low, high = boxes[:, [2, 1]], boxes[:, [4, 3]]
     native = mode == "native"
     size = image if native else high - low
     at = (image - (high - low)) // 2 if native else torch.zeros_like(low)
     source = low.clamp(min=0)
-    return Placements(size, source, at + source - low, at + torch.minimum(high, image) - low)
+    shrinks = size - torch.tensor(to)
+    columns_first = shrinks[:, 0] > 2 * shrinks[:, 1].clamp(min=0)
+    return Placements(size, source, at + source - low, at + torch.minimum(high, image) - low, columns_first)
 
 
 def resize_axis(picture: Tensor, size: int, interpolation: str) -> Tensor:
@@ -115,14 +119,9 @@ def resize_axis(picture: Tensor, size: int, interpolation: str) -> Tensor:
     return ((sums + 2 ** (BITS - 1)) / 2**BITS).floor().clamp(0, 255)
 
 
-def columns_first(height: int, width: int, size: tuple[int, int]) -> bool:
-    """Whether a picture of `height` x `width` is filtered down its columns before along its rows."""
-    return height - size[0] > 2 * max(width - size[1], 0)
-
-
-def resize(picture: Tensor, size: tuple[int, int], interpolation: str) -> Tensor:
+def resize(picture: Tensor, size: tuple[int, int], interpolation: str, columns_first: bool) -> Tensor:
     """Resize bytes, given and returned as float64 `(..., height, width)`, in both axes."""
-    if columns_first(*picture.shape[-2:], size):
+    if columns_first:
         return resize_axis(resize_axis(picture.mT, size[0], interpolation).mT, size[1], interpolation)
     return resize_axis(resize_axis(picture, size[1], interpolation).mT, size[0], interpolation).mT
 
@@ -144,14 +143,14 @@ def crop_batch(
     sizes = torch.tensor([image.shape[:2] for image in images], dtype=torch.int64).reshape(-1, 2)
     result = torch.empty(len(boxes), 3, *size, dtype=dtype, device=device)
     centre, spread = (torch.tensor(list(x), dtype=torch.float64, device=device)[:, None, None] for x in (mean, std))
-    placed = placements(sizes, boxes, mode)
+    placed = placements(sizes, boxes, mode, size)
     for i, image in enumerate(boxes[:, 0].tolist()):
-        (height, width), (y, x), (top, left), (bottom, right) = (part[i].tolist() for part in placed)
+        (height, width), (y, x), (top, left), (bottom, right), columns_first = (part[i].tolist() for part in placed)
         colour = fill[i].to(device, torch.float64)[:, None, None]
         picture = colour.expand(3, height, width).clone()
         if top < bottom and left < right:
             seen = images[image][y : y + bottom - top, x : x + right - left]
             picture[:, top:bottom, left:right] = seen.permute(2, 0, 1)
-        pixels = resize(picture, size, interpolation)
+        pixels = resize(picture, size, interpolation, columns_first)
         result[i] = ((pixels / 255 - centre) / spread).to(dtype)
     return result
