@@ -42,7 +42,7 @@ check: setup
 
 clean:
 	rm -rf build dist peaksim.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo
-	rm -f engine/_C.*.so
+	rm -f engine/_C.*.so $(BUILT)
 
 # Tools of the build first: the package is installed without build isolation, so that they are those of
 # constraints.txt. The extension is left to the next rule, which recompiles no more than what has changed.
@@ -53,7 +53,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	test ! -e $(VENV)/installed-$(if $(filter gpu,$(EXTRA)),cpu,gpu) || $(PIP) uninstall -q -y $(OTHER)
 	rm -f $(VENV)/installed-*
 	$(PIP) install -q -c constraints.txt torch torchvision
-	PEAKSIM_NATIVE=skip $(PIP) install -q -c constraints.txt --no-build-isolation -e ".[$(EXTRA),dev]"
+	PEAKSIM_NATIVE=skip PYTHONWARNINGS=ignore $(PIP) install -q -c constraints.txt --no-build-isolation -e ".[$(EXTRA),dev]"
 	touch $@
 
 $(BUILT): $(INSTALLED) $(NATIVE)

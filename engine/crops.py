@@ -43,14 +43,10 @@ class CropGrid:
 
     def __post_init__(self) -> None:
         if not self.windows and not self.include_full:
-            raise ValueError(
-                "CropGrid: there must be at least one region, got no windows and include_full=False"
-            )
+            raise ValueError("CropGrid: there must be at least one region, got no windows and include_full=False")
         for scale in self.windows:
             if len(scale) != 2 or min(scale) < 1:
-                raise ValueError(
-                    f"CropGrid: windows must be pairs (rows, columns) of at least 1, got {scale}"
-                )
+                raise ValueError(f"CropGrid: windows must be pairs (rows, columns) of at least 1, got {scale}")
         if not 0 <= self.overlap < 1:
             raise ValueError(f"CropGrid: overlap must be in [0, 1), got {self.overlap}")
 
@@ -205,8 +201,7 @@ def crops(
         else:
             if x1 - x0 > width or y1 - y0 > height:
                 raise ValueError(
-                    f"crop: canvas must hold the box of {y1 - y0} x {x1 - x0}, "
-                    f"got (height, width) = {height, width}"
+                    f"crop: canvas must hold the box of {y1 - y0} x {x1 - x0}, got (height, width) = {height, width}"
                 )
             left, top = (width - (x1 - x0)) // 2, (height - (y1 - y0)) // 2
         sheet = Image.new("RGB", (width, height), colour)
@@ -298,8 +293,7 @@ def _check_mode(image: Image.Image, mode: str, canvas: tuple[int, int] | None, p
         raise ValueError(f"crop: canvas must be at least 1 x 1, got {canvas}")
     if place == "same" and canvas not in (None, (image.height, image.width)):
         raise ValueError(
-            f'crop: place="same" needs a canvas of the image\'s size {(image.height, image.width)}, '
-            f"got {canvas}"
+            f'crop: place="same" needs a canvas of the image\'s size {(image.height, image.width)}, got {canvas}'
         )
 
 

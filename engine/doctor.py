@@ -185,7 +185,7 @@ def _missing(packages: tuple[Package, ...], backends: tuple[Backend, ...]) -> tu
             Missing(
                 "C++ CPU kernels",
                 f"ops on the CPU need backend='reference', which is slower ({state['cpu'].detail})",
-                # Without --no-cache-dir pip would take the wheel it built and kept when there was no compiler.
+                # With its cache pip would take the wheel that it built when there was no compiler.
                 "install a C++17 compiler and Python's headers, then "
                 "`pip install --no-cache-dir --force-reinstall --no-deps peaksim`",
             )

@@ -6,27 +6,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from threading import Lock
-from typing import Literal
+from typing import Literal, TypeAlias, get_args
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
-from engine.encoders.base import Encoder, EncoderSpec, NonFiniteError, Progress
-from engine.encoders.captions import CaptionSegments, encode_captions, label_prompts
+from engine.encoders.base import Encoder, EncoderSpec, Progress
+from engine.encoders.captions import TEMPLATES, CaptionSegments, encode_captions, label_prompts
 from engine.encoders.progress import reporting
 from engine.encoders.registry import load_encoder
 from engine.encoders.sources import (
+    Boxes,
     OnError,
     as_list,
     decode_batch,
+    encode_pictures,
     names_of,
     none_read,
     report_failures,
 )
-from engine.encoders.taps import aligned_taps, tap_for
-from engine.features import Features, ImageFeatures, Needs, RegionPlan, TextFeatures
+from engine.encoders.taps import aligned_taps
+from engine.features import Features, ImageFeatures, Needs, TextFeatures
 from engine.images import ImageError, ImageFailure, ImageSource, decode
 from engine.scorers.base import Scorer, check_choice, check_finite
 from engine.scorers.explanation import Explanation
@@ -34,13 +34,9 @@ from engine.scorers.registry import get_scorer
 from engine.segments import Segment, Segmenter, get_segmenter
 
 Output = Literal["similarity", "logit", "probability"]
-OUTPUTS = ("similarity", "logit", "probability")
-Images = ImageFeatures | ImageSource | Sequence[ImageSource]
-Texts = TextFeatures | str | Sequence[str]
-Boxes = Sequence[Sequence[Sequence[int]]] | Sequence[np.ndarray]
+Images: TypeAlias = "ImageFeatures | ImageSource | Sequence[ImageSource]"
+Texts: TypeAlias = "TextFeatures | str | Sequence[str]"
 
-# Sentences a label is put into: the embedded model and CLIP-like encoders have all seen their kind.
-TEMPLATES = ("{}", "a photo of {}", "a picture of {}", "an image of {}")
 # Images scored in one go when their features are there already.
 FEATURE_ROWS = 1024
 
@@ -58,6 +54,7 @@ class Engine:
     Example
     -------
     >>> import engine
+    >>> from PIL import Image
     >>> peaksim = engine.load("scenes")
     >>> picture = Image.new("RGB", (96, 96), "red")
     >>> tuple(peaksim.score([picture], ["a red square", "a blue circle"], scorer="max_sim").shape)
@@ -117,7 +114,7 @@ class Engine:
         ValueError: nothing to score, an unknown option, features of another encoder or without what the
             scorer needs, pairs of unequal number, the softmax of pairs, or a score that is not finite.
         """
-        check_choice("score", "output", output, OUTPUTS)
+        check_choice("score", "output", output, get_args(Output))
         if pairs and output == "probability" and self.spec.probability == "softmax":
             raise ValueError(
                 "score: a softmax probability is one among several texts and pairs have one each; use "
@@ -190,9 +187,11 @@ class Engine:
                     raise ImageError(failed[0].path, failed[0].reason)
                 failures += failed
                 if batch:
-                    own = None if regions is None else [np.asarray(regions[row]) for row in read]
+                    own = None if regions is None else [regions[row] for row in read]
                     named = [names[row] for row in read]
-                    parts.append(self._encode(batch, named, needs, boxes=own, batch_size=batch_size))
+                    parts.append(
+                        encode_pictures(self.encoder, batch, named, needs, boxes=own, batch_size=batch_size)
+                    )
                 if report is not None:
                     report(rows.stop, len(sources))
         if not parts:
@@ -251,7 +250,7 @@ class Engine:
             features = self._own(image)
         else:
             picture = decode(image)
-            features = self._encode([picture], names_of([image]), self._needs(chosen))
+            features = encode_pictures(self.encoder, [picture], names_of([image]), self._needs(chosen))
         texts = self._texts(text, chosen, 64)
         if len(features) != 1 or len(texts) != 1:
             raise ValueError(f"explain: wants one image and one text, got {len(features)} and {len(texts)}")
@@ -324,39 +323,14 @@ class Engine:
                 batch, rows, failures = decode_batch(sources[start : start + batch_size], names, start)
                 if failures:
                     raise ImageError(failures[0].path, failures[0].reason)
-                yield start, self._encode(batch, [names[row] for row in rows], needs, batch_size=batch_size)
+                yield (
+                    start,
+                    encode_pictures(
+                        self.encoder, batch, [names[row] for row in rows], needs, batch_size=batch_size
+                    ),
+                )
                 if report is not None:
                     report(start + len(batch), len(sources))
-
-    def _encode(
-        self,
-        images: list[Image.Image],
-        names: Sequence[str],
-        needs: Needs,
-        *,
-        boxes: Sequence[np.ndarray] | None = None,
-        batch_size: int = 64,
-    ) -> ImageFeatures:
-        """Features of decoded pictures, with their names as ids."""
-        plan = needs.regions
-        if boxes is not None and plan is None:
-            plan = RegionPlan()
-        try:
-            with torch.no_grad():
-                features = self.encoder.encode_images(
-                    images,
-                    tap=tap_for(self.spec, needs),
-                    layers=needs.image_layers,
-                    regions=plan,
-                    boxes=boxes,
-                    batch_size=batch_size,
-                )
-        except NonFiniteError as error:
-            raise ValueError(
-                f"encode_images: the embedding of image {names[error.row]} must be finite; check its pixels "
-                "and the dtype of the weights"
-            ) from error
-        return replace(features, ids=tuple(names))
 
     def _split(self, captions: Sequence[str]) -> CaptionSegments:
         """Segments of each caption by the engine's segmenter; every distinct caption is split once."""

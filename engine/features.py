@@ -265,10 +265,7 @@ def _select(features: Features, rows: int | slice | Sequence[int] | Tensor) -> F
         if not -len(features) <= rows < len(features):
             raise IndexError(f"{type(features).__name__}: row {rows} is out of range for {len(features)} rows")
         rows = [rows % len(features)]
-    if isinstance(rows, slice):
-        index = torch.arange(len(features))[rows]
-    else:
-        index = torch.as_tensor(rows)
+    index = torch.arange(len(features))[rows] if isinstance(rows, slice) else torch.as_tensor(rows)
     if index.dtype == torch.bool:
         index = index.nonzero().flatten()
     index = index.to(torch.int64)
@@ -312,9 +309,9 @@ def _cat(cls: type[Features], parts: Sequence[Features]) -> Features:
         raise ValueError(f"{who}: needs at least one part, got none")
     first = parts[0]
     for name in ("fingerprint", "aligned", "tap", "grid", "region_plan", "segmenter", "segment_template"):
-        values = {getattr(part, name, None) for part in parts}
-        if len(values) > 1 and not (name == "grid" and None not in values):
-            raise ValueError(f"{who}: parts must agree on {name}, got {sorted(map(str, values))}")
+        held = {getattr(part, name, None) for part in parts}
+        if len(held) > 1 and not (name == "grid" and None not in held):
+            raise ValueError(f"{who}: parts must agree on {name}, got {sorted(map(str, held))}")
     ragged = {
         mask
         for name, mask in _PADDED.items()
@@ -332,12 +329,8 @@ def _cat(cls: type[Features], parts: Sequence[Features]) -> Features:
             continue
         if item.name in ragged:
             source = next(name for name, mask in _PADDED.items() if mask == item.name)
-            values = [
-                torch.ones(getattr(p, source).shape[:2], dtype=torch.bool, device=p.embedding.device)
-                if v is None
-                else v
-                for p, v in zip(parts, values, strict=True)
-            ]
+            rows = [getattr(part, source) for part in parts]
+            values = [torch.ones_like(r[..., 0], dtype=torch.bool) if v is None else v for r, v in zip(rows, values, strict=True)]
         if all(value is None for value in values):
             continue
         if any(value is None for value in values):
@@ -355,8 +348,7 @@ def _cat_padded(values: Sequence[Tensor]) -> Tensor:
     if values[0].ndim < 2 or len({value.shape[1] for value in values}) == 1:
         return torch.cat(list(values))
     width = max(value.shape[1] for value in values)
-    shape = (sum(len(value) for value in values), width, *values[0].shape[2:])
-    out = values[0].new_zeros(shape)
+    out = values[0].new_zeros((sum(len(value) for value in values), width, *values[0].shape[2:]))
     start = 0
     for value in values:
         out[start : start + len(value), : value.shape[1]] = value
@@ -370,14 +362,15 @@ def _save(features: ImageFeatures | TextFeatures, path: str | PathLike[str]) -> 
     for item in fields(features):
         value = getattr(features, item.name)
         if isinstance(value, Tensor):
-            tensors[item.name] = value.contiguous()
+            tensors[item.name] = value.clone().contiguous()
         elif item.name == "hidden":
-            tensors |= {f"hidden.{layer}": state.contiguous() for layer, state in value.items()}
+            tensors |= {f"hidden.{layer}": state.clone().contiguous() for layer, state in value.items()}
         elif value is not None:
             plain[item.name] = value
     target = Path(path)
     unfinished = target.with_name(target.name + ".part")
-    # Written aside and renamed: a reader never sees half a file, a full disk leaves the old one.
+    # Cloned above: safetensors refuses tensors that share memory. Written aside and renamed, so that a
+    # reader never sees half a file and a full disk leaves the old one.
     save_file(tensors, unfinished, metadata={"peaksim": json.dumps(plain)})
     unfinished.replace(target)
 

@@ -145,9 +145,7 @@ def test_canvas_sets_the_size_of_the_sheet() -> None:
 def test_native_full_image_is_the_image() -> None:
     image = picture(11, 7)
     for place in ("centre", "same"):
-        assert np.array_equal(
-            np.asarray(crop(image, (0, 0, 7, 11), mode="native", place=place)), np.asarray(image)
-        )
+        assert np.array_equal(np.asarray(crop(image, (0, 0, 7, 11), mode="native", place=place)), np.asarray(image))
 
 
 def test_border_fill_is_the_median_so_an_object_at_the_edge_does_not_tint_it() -> None:

@@ -93,6 +93,12 @@ def test_triton_is_asked_for_only_where_it_exists():
     assert "platform_system" in row and "x86_64" in row
 
 
+def test_the_readme_is_what_an_index_would_show():
+    # Only the title: an editable installation keeps the text of the day it was made.
+    shown = str(importlib.metadata.metadata("peaksim").get_payload()).strip()
+    assert shown and shown.splitlines()[0] == (ROOT / "README.md").read_text(encoding="utf-8").splitlines()[0]
+
+
 def test_assets_fit_into_the_wheel():
     assets = [path for path in (ROOT / "engine/assets").rglob("*") if path.is_file()]
     assert assets

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,15 @@ import numpy as np
 from engine.benchmarks.baselines import blind_scores
 from engine.benchmarks.ranking import evaluate_retrieval
 from engine.benchmarks.score_file import ScoreFile, header_of
-from engine.benchmarks.sources import source_of, take
+from engine.benchmarks.sources import cut_rows, source_of, take
 from engine.benchmarks.subject import Subject
 from engine.benchmarks.summary import Result, summarise_choice, summarise_group
 from engine.datasets.base import GROUP, Dataset, ImageRef, Item, RetrievalDataset
-from engine.metrics import Floats, as_scores
+from engine.metrics import as_scores
 
 Progress = Callable[[int, int], None]
 CHUNK_ITEMS = 64
+CUT = "text cut by the encoder"
 
 
 def evaluate(
@@ -68,21 +69,16 @@ def evaluate(
     for start in range(0, len(pending), chunk_items):
         _report(progress, len(chosen) - len(pending) + start, len(chosen))
         chunk = pending[start : start + chunk_items]
-        scores.add(
-            [
-                {"id": item.id, "scores": cells.tolist()}
-                for item, cells in zip(chunk, score_items(chunk, subject), strict=True)
-            ]
-        )
+        scores.add(list(score_items(chunk, subject)))
     _report(progress, len(chosen), len(chosen))
     return _summarise(chosen, scores, subject)
 
 
-def score_items(items: Sequence[Item], subject: Subject) -> Iterator[Floats]:
-    """Scores ``(images, texts)`` of each item, all in one call of the subject.
+def score_items(items: Sequence[Item], subject: Subject) -> Iterator[dict[str, Any]]:
+    """The record of each item: ``id``, ``scores[image][text]``, and ``cut`` where the encoder cut a text.
 
-    Raises ValueError naming item, image and text when a score is not finite or the subject gives another
-    number of scores than pairs.
+    All pairs are scored in one call of the subject. Raises ValueError naming item, image and text when a
+    score is not finite, and when the subject gives another number of scores than pairs.
     """
     pairs = [_Pair(item.id, ref, text) for item in items for ref in item.images for text in item.texts]
     refs = list(dict.fromkeys(pair.ref for pair in pairs))
@@ -98,20 +94,33 @@ def score_items(items: Sequence[Item], subject: Subject) -> Iterator[Floats]:
         take(captions, [text_row[pair.text] for pair in pairs]),
         pairs=True,
     )
-    names = [str(pair) for pair in pairs]
-    flat = as_scores(given, who=f"evaluate: {subject.name}", ids=names)
-    if flat.shape != (len(pairs),):
+    if np.shape(given) != (len(pairs),):
         raise ValueError(
-            f"evaluate: {subject.name} must give one score a pair, ({len(pairs)},), got {flat.shape}"
+            f"evaluate: {subject.name} must give one score a pair, ({len(pairs)},), got {np.shape(given)}"
         )
+    flat = as_scores(given, who=f"evaluate: {subject.name}", ids=[str(pair) for pair in pairs])
+    cut = {texts[row] for row in cut_rows(captions)}
     start = 0
     for item in items:
         shape = len(item.images), len(item.texts)
-        yield flat[start : start + shape[0] * shape[1]].reshape(shape)
+        cells = flat[start : start + shape[0] * shape[1]].reshape(shape)
         start += shape[0] * shape[1]
+        record: dict[str, Any] = {"id": item.id, "scores": cells.tolist()}
+        yield record | {"cut": True} if cut.intersection(item.texts) else record
+
+
+def _with_cuts(dataset: Dataset, file: ScoreFile) -> Dataset:
+    """The dataset with a tag on, and a note of, the items one of whose texts was cut."""
+    cut = {item.id for item in dataset.items if file.records[item.id].get("cut")}
+    if not cut:
+        return dataset
+    items = tuple(replace(item, tags=(*item.tags, CUT)) if item.id in cut else item for item in dataset.items)
+    note = f"{len(cut)} items have a text that the encoder cut at its context length; cut texts may tie"
+    return replace(dataset, items=items, notes=(*dataset.notes, note))
 
 
 def _summarise(dataset: Dataset, file: ScoreFile, subject: Subject) -> Result:
+    dataset = _with_cuts(dataset, file)
     cells = [np.asarray(file.records[item.id]["scores"], dtype=np.float64) for item in dataset.items]
     shapes = {array.shape for array in cells}
     wanted = {(len(item.images), len(item.texts)) for item in dataset.items}

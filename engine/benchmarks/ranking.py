@@ -7,14 +7,14 @@ decided by ties.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from engine.benchmarks.score_file import ScoreFile
-from engine.benchmarks.sources import source_of, take
+from engine.benchmarks.sources import cut_rows, source_of, take
 from engine.benchmarks.subject import Subject
 from engine.benchmarks.summary import Result, make_lines, margins
 from engine.datasets.base import RetrievalDataset
@@ -53,8 +53,10 @@ def evaluate_retrieval(
                 if progress is not None:
                     progress(done, len(dataset.queries))
                 names = [f"{side}/{part.rows[row]}" for row in local]
-                block = _score_block(subject, side, take(part.data, local), candidates, names)
-                scores.add(_records(names, block, rights))
+                data = take(part.data, local)
+                block = _score_block(subject, side, data, candidates, names)
+                cut = cut_rows(data) if side == "text" else set()
+                scores.add(_records(names, block, rights, cut))
                 done += len(local)
     if progress is not None:
         progress(len(dataset.queries), len(dataset.queries))
@@ -135,12 +137,15 @@ def _rights(dataset: RetrievalDataset, side: str) -> _Rights:
     return _Rights(texts_of, same)
 
 
-def _records(names: Sequence[str], block: Floats, rights: _Rights) -> list[dict[str, Any]]:
+def _records(
+    names: Sequence[str], block: Floats, rights: _Rights, cut: Collection[int]
+) -> list[dict[str, Any]]:
     rows = [int(name.split("/")[1]) for name in names]
     own = rank_counts(block, [rights.own[row] for row in rows], ids=names)
     every = rank_counts(block, [rights.any[row] for row in rows], ids=names)
     return [
         {"id": name, "own": _triple(own, row), "any": _triple(every, row), "margin": _finite(own.margin[row])}
+        | ({"cut": True} if row in cut else {})
         for row, name in enumerate(names)
     ]
 
@@ -164,6 +169,7 @@ def _summarise(dataset: RetrievalDataset, subject: Subject, scores: ScoreFile) -
         columns[f"R@{k} any"] = recall_credit(every, k)
     lines = make_lines(columns, [[SIDES[name.split("/")[0]]] for name in dataset.queries])
     tied = own.equal > 0
+    cut = sum("cut" in record for record in records)
     margin = np.array(
         [record["margin"] for record in records if record["margin"] is not None], dtype=np.float64
     )
@@ -181,7 +187,7 @@ def _summarise(dataset: RetrievalDataset, subject: Subject, scores: ScoreFile) -
         # To a scorer that reads the text alone every image is the same.
         baselines={"chance and blind, R@5 of text → image": min(1.0, 5 / len(dataset.images))},
         missing=len(dataset.missing),
-        notes=dataset.notes,
+        notes=(*dataset.notes, *([f"{cut} texts were cut at the encoder's context length"] if cut else [])),
     )
 
 

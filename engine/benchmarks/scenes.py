@@ -7,7 +7,7 @@ chance 16.7 %). The negation sets are in ``engine.benchmarks.scenes_negation``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -16,10 +16,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from engine.benchmarks.shared_features import features_for
 from engine.encoders.scenes import ScenesEncoder, WordTokenizer
 from engine.encoders.scenes_model import ScenesModel
 from engine.engine import Engine
-from engine.features import ImageFeatures, TextFeatures
 from engine.metrics import Interval, bootstrap_interval, group_scores, recall_at_k
 from engine.scenes.items import CATEGORIES, ITEM_SPLITS, ControlledItem, controlled_items
 from engine.scenes.negation import retrieval_items
@@ -107,8 +107,24 @@ class ScenesReport:
         raise KeyError(f"no result of {scorer!r} on {category!r}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values for JSON."""
+        """Everything as plain values for JSON; ``from_dict`` reads it back."""
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> ScenesReport:
+        """What ``to_dict`` gave."""
+        settings = {**values["benchmark"], "categories": tuple(values["benchmark"]["categories"])}
+        results = tuple(
+            CategoryResult(**{**row, **{side: Interval(**row[side]) for side in ("text", "image", "group")}})
+            for row in values["results"]
+        )
+        return cls(
+            values["model"],
+            values["fingerprint"],
+            values["segmenter"],
+            ScenesBenchmark(**settings),
+            results,
+        )
 
     def to_markdown(self) -> str:
         """Group score ± half the 95 % interval, in per cent: one row a scorer, one column a category."""
@@ -123,6 +139,16 @@ class ScenesReport:
         return "\n".join(lines)
 
 
+@dataclass(frozen=True)
+class ScoredCategory:
+    """Items of one category and, by scorer, their scores ``(n, 2, 2)`` as ``[item, image, text]``."""
+
+    category: str
+    items: tuple[ControlledItem, ...]
+    scores: Mapping[str, Tensor]
+    segmenter: str
+
+
 def evaluate(
     engine: Engine,
     scorers: Mapping[str, Scorer] = STANDARD_SCORERS,
@@ -132,22 +158,39 @@ def evaluate(
 ) -> ScenesReport:
     """Score every item with every scorer.
 
-    ``progress`` is called with (what is being scored, rounds done, rounds in all). Raises what the engine raises.
+    ``progress`` is called with (what is being scored, pictures encoded, pictures to encode in all). Raises
+    what the engine raises.
     """
     benchmark = benchmark or ScenesBenchmark()
-    rounds = [(name, category) for category in benchmark.categories for name in scorers]
-    segmenter = "oracle"
-    results = []
-    for category in benchmark.categories:
-        items = controlled_items(category, benchmark.items, seed=benchmark.seed, split=benchmark.split)
-        for name, scorer in scorers.items():
+    return summarise(engine, benchmark, list(score_categories(engine, scorers, benchmark, progress=progress)))
+
+
+def score_categories(
+    engine: Engine,
+    scorers: Mapping[str, Scorer],
+    benchmark: ScenesBenchmark,
+    *,
+    progress: Progress | None = None,
+) -> Iterator[ScoredCategory]:
+    """The items of each category with their scores, one category at a time."""
+    oracle = benchmark.segments == "oracle"
+    for number, category in enumerate(benchmark.categories):
+
+        def told(what: str, done: int, total: int, category: str = category, number: int = number) -> None:
             if progress is not None:
-                progress(f"{category}: {name}", len(results), len(rounds))
-            scores, used = score_items(engine, items, scorer, oracle=benchmark.segments == "oracle")
-            segmenter = used or segmenter
-            results.append(_result(name, category, scores))
-    if progress is not None:
-        progress("done", len(rounds), len(rounds))
+                progress(f"{category}: {what}", number * total + done, len(benchmark.categories) * total)
+
+        items = controlled_items(category, benchmark.items, seed=benchmark.seed, split=benchmark.split)
+        scores, segmenter = _scores(engine, items, scorers, oracle=oracle, progress=told)
+        yield ScoredCategory(category, tuple(items), scores, segmenter)
+
+
+def summarise(engine: Engine, benchmark: ScenesBenchmark, scored: Sequence[ScoredCategory]) -> ScenesReport:
+    """The report of scored categories."""
+    results = [
+        _result(name, part.category, scores) for part in scored for name, scores in part.scores.items()
+    ]
+    segmenter = next((part.segmenter for part in scored if part.segmenter), "oracle")
     spec = engine.encoder.spec
     return ScenesReport(spec.name, spec.fingerprint, segmenter, benchmark, tuple(results))
 
@@ -156,17 +199,32 @@ def score_items(
     engine: Engine, items: Sequence[ControlledItem], scorer: Scorer, *, oracle: bool = False
 ) -> tuple[Tensor, str]:
     """Scores ``(n, 2, 2)`` as ``[item, image, text]``, and the segmenter that split the captions."""
+    scores, segmenter = _scores(engine, items, {scorer.name: scorer}, oracle=oracle)
+    return scores[scorer.name], segmenter
+
+
+def _scores(
+    engine: Engine,
+    items: Sequence[ControlledItem],
+    scorers: Mapping[str, Scorer],
+    *,
+    oracle: bool,
+    progress: Progress | None = None,
+) -> tuple[dict[str, Tensor], str]:
     pictures = [Image.fromarray(pixels) for item in items for pixels in item.images()]
     captions = [caption for item in items for caption in item.captions]
     given = [list(parts) for item in items for parts in item.segments] if oracle else None
-    images: ImageFeatures = engine.encode_images(pictures, scorer=scorer)
-    texts: TextFeatures = engine.encode_texts(captions, scorer=scorer, segments=given)
     first = torch.arange(0, 2 * len(items), 2)
     # Four aligned pairs an item: images 0 0 1 1 with texts 0 1 0 1.
     image_rows = torch.stack([first, first, first + 1, first + 1], dim=1).flatten()
     text_rows = torch.stack([first, first + 1, first, first + 1], dim=1).flatten()
-    scores = engine.score(images[image_rows], texts[text_rows], scorer=scorer, pairs=True)
-    return scores.view(len(items), 2, 2), texts.segmenter
+    found, segmenter = {}, ""
+    shared = features_for(engine, pictures, captions, scorers, segments=given, progress=progress)
+    for name, images, texts in shared:
+        scores = engine.score(images[image_rows], texts[text_rows], scorer=scorers[name], pairs=True)
+        found[name] = scores.view(len(items), 2, 2)
+        segmenter = texts.segmenter or segmenter
+    return {name: found[name] for name in scorers}, segmenter
 
 
 def quick_figures(model: ScenesModel, tokenizer: WordTokenizer) -> dict[str, float]:

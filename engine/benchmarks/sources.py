@@ -36,3 +36,9 @@ def source_of(ref: ImageRef, subject: Subject) -> Any:
 def take(rows: Any, chosen: Sequence[int]) -> Any:
     """The chosen rows of a list, or of features that a list of row numbers selects from."""
     return [rows[row] for row in chosen] if isinstance(rows, list) else rows[list(chosen)]
+
+
+def cut_rows(texts: Any) -> set[int]:
+    """Rows that text features say were longer than the encoder's context; none of a list."""
+    truncated = getattr(texts, "truncated", None)
+    return set() if truncated is None else set(truncated.nonzero().flatten().tolist())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -67,5 +68,12 @@ def subject_of(engine: Engine, scorer: str | Scorer = "global", *, batch_size: i
         f"{engine.spec.fingerprint} · {chosen!r}{segmenter}",
         partial(engine.score, scorer=chosen, batch_size=batch_size),
         partial(engine.encode_images, scorer=chosen, batch_size=batch_size),
-        partial(engine.encode_texts, scorer=chosen, batch_size=batch_size),
+        partial(_encode_texts, partial(engine.encode_texts, scorer=chosen, batch_size=batch_size)),
     )
+
+
+def _encode_texts(encode: Callable[[Sequence[str]], Any], texts: Sequence[str]) -> Any:
+    with warnings.catch_warnings():
+        # Results count the texts that were cut and name the items that tie; a warning a chunk adds nothing.
+        warnings.filterwarnings("ignore", "encode_texts: longer than the model's context", UserWarning)
+        return encode(texts)

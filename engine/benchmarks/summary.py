@@ -110,7 +110,7 @@ class Result:
 
 
 def make_lines(values: Mapping[str, Floats | Bools], slices: Sequence[Sequence[str]]) -> tuple[Line, ...]:
-    """One line for each slice, in order of first appearance.
+    """One line for each slice: all, types, subtypes, tags, each in order of first appearance.
 
     Arguments: ``values``, for each metric one number ``(n,)`` an item; ``slices``, for each item the names of
     the lines it belongs to.
@@ -121,8 +121,13 @@ def make_lines(values: Mapping[str, Floats | Bools], slices: Sequence[Sequence[s
             members.setdefault(name, []).append(row)
     return tuple(
         Line(name, len(rows), {metric: bootstrap_interval(cells[rows]) for metric, cells in values.items()})
-        for name, rows in sorted(members.items(), key=lambda entry: (entry[0] != ALL, entry[0].count("/")))
+        for name, rows in sorted(members.items(), key=lambda entry: _order(entry[0]))
     )
+
+
+def _order(name: str) -> tuple[bool, bool, int]:
+    """All, types, subtypes, tags."""
+    return name != ALL, name.startswith("#"), name.count("/")
 
 
 def slices_of(items: Sequence[Item]) -> list[list[str]]:
@@ -162,9 +167,7 @@ def summarise_choice(
     """
     ids = [item.id for item in dataset.items]
     right = [item.right for item in dataset.items if item.right is not None]
-    outcomes = {
-        column: multiple_choice(scores, right, ties=rule, ids=ids) for column, rule in CHOICE_COLUMNS.items()
-    }
+    outcomes = {column: multiple_choice(scores, right, ties=rule, ids=ids) for column, rule in CHOICE_COLUMNS.items()}
     official = next(name for name, rule in CHOICE_COLUMNS.items() if rule == dataset.rule.ties)
     columns = {"accuracy": outcomes[official].credit}
     columns |= {name: outcome.credit for name, outcome in outcomes.items()}
@@ -211,9 +214,7 @@ def summarise_published_groups(outcomes: Sequence[PublishedGroup], name: str) ->
     columns = _columns(ipos, ineg, tpos, tneg)
     slices = [[ALL, outcome.type, f"{outcome.type}/{outcome.subtype}"] for outcome in outcomes]
     edition = f"{len(outcomes)} published outcomes"
-    return Result(
-        "bivlc", edition, name, "published", (ALL, "group"), make_lines(columns, slices), "published"
-    )
+    return Result("bivlc", edition, name, "published", (ALL, "group"), make_lines(columns, slices), "published")
 
 
 def summarise_published_choices(outcomes: Sequence[PublishedChoice], name: str) -> Result:

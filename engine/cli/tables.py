@@ -22,21 +22,27 @@ def console() -> Console:
 
 def show_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> None:
     """Print a table; the first column is text, the others are right-aligned."""
-    table = Table(title=title or None, title_justify="left")
+    table = Table()
     for position, name in enumerate(header):
         table.add_column(Text(name), justify="left" if position == 0 else "right", overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
+    # A title of the table itself would be broken at the table's width.
+    if title:
+        show_line(title)
     console().print(table)
 
 
 def show_text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> None:
-    """Print a table of words: every column left-aligned."""
-    table = Table(title=title or None, title_justify="left")
-    for name in header:
-        table.add_column(Text(name), overflow="fold")
+    """Print a table of words: columns left-aligned, the first never broken, so that it can be copied."""
+    table = Table()
+    for position, name in enumerate(header):
+        table.add_column(Text(name), overflow="fold", no_wrap=position == 0)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
+    # A title of the table itself would be broken at the table's width.
+    if title:
+        show_line(title)
     console().print(table)
 
 
@@ -48,6 +54,22 @@ def show_line(text: str) -> None:
 def show_json(value: Any) -> None:
     """Print a value as JSON, one object, nothing else."""
     sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False, default=str) + "\n")
+
+
+def show_json_text(text: str) -> None:
+    """Print JSON that has been written out already."""
+    sys.stdout.write(text.rstrip() + "\n")
+
+
+def show_markdown(text: str) -> None:
+    """Print Markdown: as tables on a terminal, as it is into a file or a pipe."""
+    if sys.stdout.isatty():
+        # Imported here: only a terminal needs it.
+        from rich.markdown import Markdown
+
+        console().print(Markdown(text))
+    else:
+        sys.stdout.write(text.rstrip() + "\n")
 
 
 def report(text: str) -> None:

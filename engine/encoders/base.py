@@ -10,13 +10,14 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from engine.crops import crop_grid, crops
+from engine.crops import CropMode, Fill, crop_grid, crops
 from engine.features import ImageFeatures, RegionPlan, TextFeatures
 
 Progress = Callable[[int, int], None]
@@ -200,17 +201,26 @@ class Encoder(ABC):
         return TextFeatures.cat(parts)
 
     def encode_crops(self, pictures: Iterable[Image.Image], *, batch_size: int = 64) -> Tensor:
-        """Global embeddings ``(n, D)`` of many small pictures, ``batch_size`` at a time."""
+        """Global embeddings ``(n, D)`` of many small pictures, ``batch_size`` at a time.
+
+        Equal ones are encoded once. They are common: plain backgrounds, and pictures that differ in one object.
+        """
+        place: dict[tuple[tuple[int, int], bytes], int] = {}
+        rows: list[int] = []
         pending: list[Tensor] = []
         done: list[Tensor] = []
         for picture in pictures:
-            pending.append(self.preprocess(picture))
+            key = picture.size, hashlib.blake2b(picture.tobytes(), digest_size=16).digest()
+            if key not in place:
+                place[key] = len(place)
+                pending.append(self.preprocess(picture))
+            rows.append(place[key])
             if len(pending) == batch_size:
                 done.append(self.encode_pixels(torch.stack(pending).to(self.device)).embedding)
                 pending = []
         if pending:
             done.append(self.encode_pixels(torch.stack(pending).to(self.device)).embedding)
-        return torch.cat(done)
+        return torch.cat(done)[torch.tensor(rows, device=self.device)]
 
     def _add_regions(
         self,
@@ -225,11 +235,12 @@ class Encoder(ABC):
             boxes = [grid.boxes(image.height, image.width) for image in images]
         else:
             boxes = list(own)
-        fill = tuple(round(255 * value) for value in self.spec.mean) if plan.fill == "mean" else plan.fill
+        mean = [round(255 * value) for value in self.spec.mean]
+        fill = cast(Fill, (mean[0], mean[1], mean[2]) if plan.fill == "mean" else plan.fill)
         pictures = (
             picture
             for image, rectangles in zip(images, boxes, strict=True)
-            for picture in crops(image, rectangles, mode=plan.mode, fill=fill)
+            for picture in crops(image, rectangles, mode=cast(CropMode, plan.mode), fill=fill)
         )
         flat = self.encode_crops(pictures, batch_size=batch_size)
         counts = [len(rectangles) for rectangles in boxes]

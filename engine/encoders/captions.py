@@ -14,6 +14,9 @@ from engine.encoders.base import Encoder, Progress
 from engine.features import Needs, TextFeatures
 from engine.segments import Segment
 
+# Sentences a label is put into: the embedded model and CLIP-like encoders have all seen their kind.
+TEMPLATES = ("{}", "a photo of {}", "a picture of {}", "an image of {}")
+
 # Rows that a warning names before it only counts.
 NAMED_ROWS = 5
 
@@ -160,7 +163,7 @@ def _report_cuts(features: TextFeatures, texts: Sequence[str]) -> None:
         if equal:
             groups = ", ".join(map(str, equal[:NAMED_ROWS]))
             message += f"; equal after the cut, so they score alike: texts {groups}"
-    warnings.warn(message, UserWarning, stacklevel=3)
+    warnings.warn(message, UserWarning, stacklevel=4)
 
 
 def _short(text: str, length: int = 40) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.resources import as_file, files
 from os import PathLike
 from pathlib import Path
+from typing import Literal
 
 import torch
 from PIL import Image
@@ -24,6 +26,8 @@ from engine.images import normalise, resize
 
 MEAN = (0.5, 0.5, 0.5)
 STD = (0.25, 0.25, 0.25)
+RESIZE: Literal["squash"] = "squash"
+INTERPOLATION: Literal["bicubic"] = "bicubic"
 SPECIAL = ("<pad>", "<start>", "<end>", "<unknown>")
 FORMAT_VERSION = 1
 TEXT_RULES = "lower case, words only (punctuation dropped), cut keeping the end token; causal, so padding is inert"
@@ -95,8 +99,8 @@ class ScenesEncoder(Encoder):
             context_length=config.context_length,
             mean=MEAN,
             std=STD,
-            resize="squash",
-            interpolation="bicubic",
+            resize=RESIZE,
+            interpolation=INTERPOLATION,
             logit_scale=float(model.log_scale.exp()),
             logit_bias=0.0,
             probability="softmax",
@@ -108,18 +112,25 @@ class ScenesEncoder(Encoder):
 
     def preprocess(self, image: Image.Image) -> Tensor:
         size = self.spec.image_size
-        return normalise(resize(image, size, self.spec.resize, self.spec.interpolation), MEAN, STD)
+        return normalise(resize(image, size, RESIZE, interpolation=INTERPOLATION), MEAN, STD)
 
     @torch.no_grad()
     def encode_pixels(self, pixels: Tensor, *, tap: str | None = None, layers: Sequence[int] = ()) -> ImageFeatures:
         self._check_tap(tap)
         tower = self._model.image
+        if tap is None and not layers:
+            # Most crops end here: nothing but the class token is wanted of them.
+            state = tower.class_state(pixels)
+            return ImageFeatures(
+                embedding=functional.normalize(tower.projection(tower.norm(state)), dim=-1),
+                fingerprint=self.spec.fingerprint,
+            )
         states, hidden, before_last = tower(pixels, layers)
         patches = None
         if tap == "projected":
             patches = states[:, 1:]
         elif tap == "value":
-            patches = tower.blocks[-1].value_path(before_last)[:, 1:]
+            patches = tower.last_value_path(before_last)[:, 1:]
         if patches is not None:
             patches = functional.normalize(tower.projection(tower.norm(patches)), dim=-1)
         return ImageFeatures(
@@ -176,8 +187,10 @@ def save_scenes(folder: str | PathLike[str], model: ScenesModel, words: Sequence
     target.mkdir(parents=True, exist_ok=True)
     state = {name: tensor.detach().half().contiguous() for name, tensor in model.state_dict().items()}
     facts = {"format_version": FORMAT_VERSION, "config": asdict(model.config), "words": list(words)}
-    _replace(target / "model.safetensors", lambda path: save_file(state, path))
-    _replace(target / "model.json", lambda path: path.write_text(json.dumps(facts, indent=1) + "\n"))
+    with _replacing(target / "model.safetensors") as path:
+        save_file(state, path)
+    with _replacing(target / "model.json") as path:
+        path.write_text(json.dumps(facts, indent=1) + "\n")
 
 
 def load_scenes(
@@ -208,7 +221,9 @@ def _load_folder(folder: Path, name: str, device: torch.device) -> ScenesEncoder
     return ScenesEncoder(model, facts["words"], name=name, device=device)
 
 
-def _replace(path: Path, write) -> None:  # type: ignore[no-untyped-def]
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A path to write to; what was written takes the place of ``path`` in one step."""
     unfinished = path.with_name(path.name + ".part")
-    write(unfinished)
+    yield unfinished
     unfinished.replace(path)

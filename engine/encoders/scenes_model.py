@@ -72,6 +72,18 @@ class Block(nn.Module):
         mixed = logits.softmax(dim=-1) @ v
         return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
 
+    def first(self, x: Tensor) -> Tensor:
+        """Position 0 of ``forward(x)`` alone, ``(B, 1, width)``: only it asks, all positions answer."""
+        batch, length, width = x.shape
+        looked_at = self.norm_attention(x)
+        (w_q, w_kv), (b_q, b_kv) = (part.split((width, 2 * width)) for part in (self.qkv.weight, self.qkv.bias))
+        q = functional.linear(looked_at[:, :1], w_q, b_q).view(batch, 1, self.heads, -1).transpose(1, 2)
+        kv = functional.linear(looked_at, w_kv, b_kv).view(batch, length, 2, self.heads, -1)
+        k, v = kv.permute(2, 0, 3, 1, 4)  # each (B, heads, T, width / heads)
+        mixed = ((q * (q.shape[-1] ** -0.5)) @ k.transpose(-2, -1)).softmax(dim=-1) @ v
+        x = x[:, :1] + self.out(mixed.transpose(1, 2).reshape(batch, 1, width))
+        return x + self.down(functional.hardswish(self.up(self.norm_mlp(x))))
+
     def value_path(self, x: Tensor) -> Tensor:
         """What attention would add to each position if it looked at itself alone, ``(B, T, width)``."""
         width = x.shape[-1]
@@ -95,6 +107,12 @@ class ImageTower(nn.Module):
         self.norm = nn.LayerNorm(config.width)
         self.projection = nn.Linear(config.width, config.embed_dim, bias=False)
 
+    def last_value_path(self, x: Tensor) -> Tensor:
+        """``Block.value_path`` of the last block, ``(B, T, width)``, from its input."""
+        last = self.blocks[-1]
+        assert isinstance(last, Block)
+        return last.value_path(x)
+
     def embed(self, pixels: Tensor) -> Tensor:
         patches = functional.pixel_unshuffle(pixels, self.patch_size).flatten(2).transpose(1, 2)  # (B, P, 3 s s)
         states = self.stem_out(functional.hardswish(self.stem_in(patches)))
@@ -112,6 +130,13 @@ class ImageTower(nn.Module):
             if layer in layers:
                 hidden[layer] = x
         return x, hidden, before_last
+
+    def class_state(self, pixels: Tensor) -> Tensor:
+        """The final state of the class token, ``(B, width)``, as ``forward`` has it, for less work."""
+        x = self.embed(pixels)
+        for block in self.blocks[:-1]:
+            x = block(x)
+        return self.blocks[-1].first(x)[:, 0]  # type: ignore[operator]
 
 
 class TextTower(nn.Module):

@@ -5,15 +5,21 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 import torch
 from PIL import Image
 
+from engine.encoders.base import Encoder, NonFiniteError
+from engine.encoders.taps import tap_for
+from engine.features import ImageFeatures, Needs, RegionPlan
 from engine.images import ImageError, ImageFailure, ImageSource, decode_many
 
 OnError = Literal["raise", "skip"] | Callable[[ImageFailure], None]
+# Rectangles (R, 4) of each image.
+Boxes = Sequence[Sequence[Sequence[int]] | np.ndarray]
 
 # Failures that a warning names before it only counts.
 NAMED_FAILURES = 5
@@ -85,3 +91,38 @@ def none_read(failures: Sequence[ImageFailure]) -> ImageError:
     if len(failures) == 1:
         return ImageError(first.path, first.reason)
     return ImageError(first.path, f"{first.reason}; none of {len(failures)} images could be read")
+
+
+def encode_pictures(
+    encoder: Encoder,
+    pictures: Sequence[Image.Image],
+    names: Sequence[str],
+    needs: Needs,
+    *,
+    boxes: Boxes | None = None,
+    batch_size: int = 64,
+) -> ImageFeatures:
+    """Features of decoded pictures with what ``needs`` asks for, and their names as ids.
+
+    ``boxes`` are each picture's own regions ``(R, 4)`` in place of the plan's grid.
+    Raises ValueError, naming the picture, for an embedding that is not finite, and what ``tap_for`` raises.
+    """
+    plan = needs.regions
+    if boxes is not None and plan is None:
+        plan = RegionPlan()
+    try:
+        with torch.no_grad():
+            features = encoder.encode_images(
+                pictures,
+                tap=tap_for(encoder.spec, needs),
+                layers=needs.image_layers,
+                regions=plan,
+                boxes=None if boxes is None else [np.asarray(own) for own in boxes],
+                batch_size=batch_size,
+            )
+    except NonFiniteError as error:
+        raise ValueError(
+            f"encode_images: the embedding of image {names[error.row]} must be finite; check its pixels and "
+            "the dtype of the weights"
+        ) from error
+    return replace(features, ids=tuple(names))

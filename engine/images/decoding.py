@@ -143,18 +143,7 @@ def decode_many(
         >>> done.ids, done.failures[0].id
         (['0', '2'], '1')
     """
-    if on_error not in ("raise", "skip"):
-        raise ValueError(f'decode_many: on_error must be "raise" or "skip", got {on_error!r}')
-    if threads is not None and threads < 1:
-        raise ValueError(f"decode_many: threads must be at least 1, got {threads}")
-    names = [str(row) for row in range(len(sources))] if ids is None else list(ids)
-    if len(names) != len(sources):
-        raise ValueError(
-            f"decode_many: ids must name every source, got {len(names)} ids for {len(sources)} sources"
-        )
-    if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"decode_many: ids must be distinct, got {twice!r} more than once")
+    names = _check_many(sources, on_error, ids, threads)
 
     def attempt(source: ImageSource) -> Image.Image | ImageError:
         try:
@@ -180,6 +169,23 @@ def decode_many(
         if pool is not None:
             pool.shutdown(wait=True, cancel_futures=True)
     return done
+
+
+def _check_many(
+    sources: Sequence[ImageSource], on_error: str, ids: Sequence[str] | None, threads: int | None
+) -> list[str]:
+    """Check the options of `decode_many` and return the id of every source."""
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f'decode_many: on_error must be "raise" or "skip", got {on_error!r}')
+    if threads is not None and threads < 1:
+        raise ValueError(f"decode_many: threads must be at least 1, got {threads}")
+    names = [str(row) for row in range(len(sources))] if ids is None else list(ids)
+    if len(names) != len(sources):
+        raise ValueError(f"decode_many: ids must name every source, got {len(names)} ids for {len(sources)} sources")
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"decode_many: ids must be distinct, got {twice!r} more than once")
+    return names
 
 
 def _decode_pixels(source: np.ndarray | torch.Tensor, name: str, max_pixels: int) -> Image.Image:

@@ -162,13 +162,9 @@ def eight_bit(array: np.ndarray, name: str) -> np.ndarray:
     if array.dtype.kind == "u" and array.dtype.itemsize == 2:
         return _SIXTEEN_TO_EIGHT[array]
     if not np.issubdtype(array.dtype, np.floating):
-        raise ImageError(
-            name, f"pixels must be uint8, uint16, bool or floating point from 0 to 1, not {array.dtype}"
-        )
+        raise ImageError(name, f"pixels must be uint8, uint16, bool or floating point from 0 to 1, not {array.dtype}")
     low, high = float(array.min()), float(array.max())
     # Written so that NaN, which compares false with everything, is refused too.
     if not (low >= -_FLOAT_SLACK and high <= 1 + _FLOAT_SLACK):
-        raise ImageError(
-            name, f"floating-point pixels must lie between 0 and 1, these go from {low:g} to {high:g}"
-        )
+        raise ImageError(name, f"floating-point pixels must lie between 0 and 1, these go from {low:g} to {high:g}")
     return np.rint(np.clip(array.astype(np.float32), 0, 1) * 255).astype(np.uint8)

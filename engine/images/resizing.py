@@ -57,9 +57,7 @@ def resize(
     inner_w = min(width, max(1, round(image.width * scale)))
     inner_h = min(height, max(1, round(image.height * scale)))
     canvas = Image.new("RGB", (width, height), fill)
-    canvas.paste(
-        image.resize((inner_w, inner_h), resample), ((width - inner_w) // 2, (height - inner_h) // 2)
-    )
+    canvas.paste(image.resize((inner_w, inner_h), resample), ((width - inner_w) // 2, (height - inner_h) // 2))
     return canvas
 
 
@@ -86,10 +84,10 @@ def normalise(image: Image.Image, mean: Sequence[float], std: Sequence[float]) -
         raise ValueError(f"normalise: mean and std must be three numbers, got {len(mean)} and {len(std)}")
     if min(std) <= 0:
         raise ValueError(f"normalise: std must be positive, got {tuple(std)}")
-    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()  # (3, H, W)
+    pixels = torch.from_numpy(np.asarray(image).transpose(2, 0, 1).copy())  # (3, H, W)
     centre = torch.tensor(list(mean), dtype=torch.float32)[:, None, None]
     spread = torch.tensor(list(std), dtype=torch.float32)[:, None, None]
-    return pixels.to(torch.float32).div(255).sub(centre).div(spread)
+    return pixels.to(torch.float32).div_(255).sub_(centre).div_(spread)
 
 
 def to_pixels(
@@ -118,9 +116,7 @@ def to_pixels(
     return torch.stack([normalise(image, mean, std) for image in resized])
 
 
-def _check(
-    image: Image.Image, size: int | tuple[int, int], policy: str, interpolation: str
-) -> tuple[int, int]:
+def _check(image: Image.Image, size: int | tuple[int, int], policy: str, interpolation: str) -> tuple[int, int]:
     if image.mode != "RGB":
         raise ValueError(f"resize: image must be RGB, got mode {image.mode}")
     if policy not in ("crop", "pad", "squash"):

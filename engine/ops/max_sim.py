@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -65,15 +66,18 @@ def _max_sim(
     outputs = reference.empty_outputs(q, d, **options)
     if outputs[0].numel() == 0:
         return outputs
+    q, d = dense_rows(q), dense_rows(d)
     if backend == "triton":
         from engine.kernels.max_sim import max_sim_forward
 
-        max_sim_forward(
-            q, d, *per_token, outputs, temperature=temperature, pairs=pairs, precision=precision
-        )
+        # Triton launches on the current device, which need not be the tensors'.
+        with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
+            max_sim_forward(
+                q, d, *per_token, outputs, temperature=temperature, pairs=pairs, precision=precision
+            )
         return outputs
     extension("max_sim").max_sim(
-        as_array(dense_rows(q)), as_array(dense_rows(d)), name_of(q.dtype),
+        as_array(q), as_array(d), name_of(q.dtype),
         *(as_array(x if x is None else x.contiguous()) for x in per_token),
         temperature or 0.0, pairs, *map(as_array, outputs), forced_isa(), torch.get_num_threads(),
     )  # fmt: skip

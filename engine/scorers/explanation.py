@@ -20,12 +20,16 @@ COLOURS = (
     (86, 180, 233),
     (240, 228, 66),
     (120, 120, 120),
+    (153, 50, 204),
+    (255, 255, 255),
+    (128, 0, 0),
+    (0, 255, 127),
 )
 # The picture is enlarged until its longer side has this many pixels, so that boxes and words can be told
 # apart.
 MIN_SIDE = 480
 MAX_ROWS = 12
-_TEXT_SIZE, _LINE, _MARGIN, _FRAME = 15, 22, 10, 4
+_TEXT_SIZE, _LINE, _MARGIN, _FRAME = 15, 22, 10, 5
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,11 @@ def _draw_boxes(picture: Image.Image, matches: list[Match], factor: float) -> No
         right, bottom = min(right, picture.width) - 1 - inset, min(bottom, picture.height) - 1 - inset
         if right <= left or bottom <= top:
             continue
-        draw.rectangle((left, top, right, bottom), outline=COLOURS[number % len(COLOURS)], width=_FRAME - 1)
+        # A black line on both sides keeps a colour visible on a background of its own.
+        draw.rectangle((left, top, right, bottom), outline="black", width=_FRAME)
+        if right - left > 2 and bottom - top > 2:
+            inner = (left + 1, top + 1, right - 1, bottom - 1)
+            draw.rectangle(inner, outline=COLOURS[number % len(COLOURS)], width=_FRAME - 2)
 
 
 def _legend(
@@ -134,7 +142,7 @@ def _legend(
     for row, (line, colour) in enumerate(lines):
         top = _MARGIN + row * _LINE
         if colour is not None:
-            draw.rectangle((_MARGIN, top + 3, _MARGIN + 13, top + 16), fill=colour)
+            draw.rectangle((_MARGIN, top + 3, _MARGIN + 13, top + 16), fill=colour, outline="black")
         draw.text((_MARGIN if row < n_head else indent, top), line, fill="black", font=font)
     return sheet
 

@@ -1,0 +1,23 @@
+"""The Triton kernel of max-sim: the contract under the interpreter, the launch planner, offline compilation."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+REPEATED = ["tests/test_max_sim.py"]
+
+
+def test_the_contract_holds_under_the_interpreter() -> None:
+    """The same tests, in a process where kernels run interpreted on CPU tensors (decided at their import)."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore::RuntimeWarning", *REPEATED],
+        env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-5000:]
+    found = re.search(r"(\d+) passed", done.stdout)
+    assert found and int(found.group(1)) > 50, done.stdout[-2000:]
