@@ -26,7 +26,7 @@ def call(**changes: Any) -> torch.Tensor:
 @pytest.mark.parametrize("changes, error, message", [
     ({"images": [1]}, TypeError, r"crop_batch: images\[0\] must be a torch.Tensor, got int"),
     ({"images": [noise(5, 6).float()]}, TypeError, r"crop_batch: images\[0\] must be uint8, got float32"),
-    ({"images": [noise(5, 6), noise(3, 2)[0]]}, ValueError, r"images\[1\] must have the shape \(H, W, 3\).*got \(2, 3\)"),
+    ({"images": [noise(5, 6), noise(3, 2)[0]]}, ValueError, r"images\[1\] must have the shape .*got \(2, 3\)"),
     ({"images": [noise(5, 6)[..., :1]]}, ValueError, r"the shape \(H, W, 3\) with pixels, got \(5, 6, 1\)"),
     ({"images": [noise(5, 0)]}, ValueError, r"with pixels, got \(5, 0, 3\)"),
     ({"images": [noise(5, 6), noise(5, 6).to("meta")]}, ValueError, "images must be on one device, got cpu and meta"),
@@ -36,7 +36,7 @@ def call(**changes: Any) -> torch.Tensor:
     ({"boxes": torch.tensor(BOX)[:, :4]}, ValueError, r"boxes must have the shape \(n, 5\), got \(1, 4\)"),
     ({"boxes": torch.tensor([[1, 0, 0, 2, 2]])}, ValueError, r"boxes must name one of 1 images, got \[1, .*in row 0"),
     ({"boxes": torch.tensor([*BOX, [-1, 0, 0, 2, 2]])}, ValueError, r"got \[-1, 0, 0, 2, 2\] in row 1"),
-    ({"boxes": torch.tensor([[0, 3, 0, 3, 2]])}, ValueError, r"boxes must have x0 < x1.*got \[0, 3, 0, 3, 2\] in row 0"),
+    ({"boxes": torch.tensor([[0, 3, 0, 3, 2]])}, ValueError, r"must have x0 < x1.*got \[0, 3, 0, 3, 2\] in row 0"),
     ({"boxes": torch.tensor([[0, 0, 4, 2, 2]])}, ValueError, r"y0 < y1 likewise.*got \[0, 0, 4, 2, 2\]"),
     ({"boxes": torch.tensor([[0, 0, 0, 2**24 + 1, 2]])}, ValueError, r"x0 < x1 <= x0 \+ 16777216"),
     ({"boxes": torch.tensor([[0, -(2**62), 0, 2**62, 2]])}, ValueError, r"within 1099511627776 of the image"),
@@ -66,11 +66,13 @@ def test_every_option_has_an_effect() -> None:
     base = {**GOOD, "boxes": torch.tensor([[0, -2, 1, 4, 5]])}
     plain = crop_batch(**base)
     for change in (
-        {"mean": [0.1] * 3}, {"std": [0.3] * 3}, {"fill": (200, 2, 3)}, {"interpolation": "bilinear"}, {"mode": "native"},
+        {"mean": [0.1] * 3}, {"std": [0.3] * 3}, {"fill": (200, 2, 3)},
+        {"interpolation": "bilinear"}, {"mode": "native"},
     ):  # fmt: skip
         assert not torch.equal(crop_batch(**{**base, **change}), plain), change
     assert crop_batch(**{**base, "dtype": torch.bfloat16}).dtype == torch.bfloat16
-    assert torch.equal(crop_batch(**{**base, "size": (4, 4), "fill": torch.tensor([[1, 2, 3]], dtype=torch.uint8)}), plain)
+    fill = torch.tensor([[1, 2, 3]], dtype=torch.uint8)
+    assert torch.equal(crop_batch(**{**base, "size": (4, 4), "fill": fill}), plain)
 
 
 def test_threads_change_nothing() -> None:

@@ -49,10 +49,10 @@ class Taps(NamedTuple):
 
     first: Tensor
     """(S,) int32."""
-    count: Tensor
+    counts: Tensor
     """(S,) int32, at least 1."""
     weights: Tensor
-    """(S, K) int32 in units of 2^-22; 0 from `count` on."""
+    """(S, K) int32 in units of 2^-22; 0 from `counts` on."""
 
 
 class Placements(NamedTuple):
@@ -145,12 +145,12 @@ def crop_batch(
     centre, spread = (torch.tensor(list(x), dtype=torch.float64, device=device)[:, None, None] for x in (mean, std))
     placed = placements(sizes, boxes, mode, size)
     for i, image in enumerate(boxes[:, 0].tolist()):
-        (height, width), (y, x), (top, left), (bottom, right), columns_first = (part[i].tolist() for part in placed)
+        (height, width), (y, x), (top, left), (bottom, right) = (part[i].tolist() for part in placed[:4])
         colour = fill[i].to(device, torch.float64)[:, None, None]
         picture = colour.expand(3, height, width).clone()
         if top < bottom and left < right:
             seen = images[image][y : y + bottom - top, x : x + right - left]
             picture[:, top:bottom, left:right] = seen.permute(2, 0, 1)
-        pixels = resize(picture, size, interpolation, columns_first)
+        pixels = resize(picture, size, interpolation, bool(placed.columns_first[i]))
         result[i] = ((pixels / 255 - centre) / spread).to(dtype)
     return result
