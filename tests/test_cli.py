@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -279,9 +279,11 @@ def test_help_is_there_at_once_and_without_torch():
         "import sys; from engine.cli import main; code = main(['--help']); "
         "print(code, 'torch' in sys.modules, 'transformers' in sys.modules)"
     )
-    start = time.monotonic()
+    # Processor time of finished children: a busy machine must not fail this.
+    before = os.times()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert time.monotonic() - start < 5  # a second with room for a busy machine
+    after = os.times()
+    assert after.children_user + after.children_system - before.children_user - before.children_system < 3
     assert done.stdout.split()[-3:] == ["0", "False", "False"]
     assert all(name in done.stdout for name in COMMANDS)
 
