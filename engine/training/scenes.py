@@ -142,7 +142,7 @@ class Run:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             self.master = Trainee(config.model, attributes, config.count_weight)
-        self.worker = Trainee(config.model, attributes, config.count_weight)
+            self.worker = Trainee(config.model, attributes, config.count_weight)
         self.worker.load_state_dict(self.master.state_dict())
         if config.precision == "bfloat16":
             self.worker.to(torch.bfloat16)
