@@ -90,6 +90,7 @@ void max_sim_backward(const Array& q, const Array& d, const std::string& dtype, 
 }  // namespace
 
 void bind_centroid(py::module_& m);
+void bind_crop_batch(py::module_& m);
 void bind_peak_patch(py::module_& m);
 
 PYBIND11_MODULE(_C, m) {
@@ -112,5 +113,6 @@ PYBIND11_MODULE(_C, m) {
           py::arg("grad_q").noconvert(), py::arg("grad_d").noconvert(), py::arg("isa"), py::arg("threads"),
           "Backward of the hard form of max-sim.");
     bind_centroid(m);
+    bind_crop_batch(m);
     bind_peak_patch(m);
 }

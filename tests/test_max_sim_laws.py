@@ -37,7 +37,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 def law(test: Callable[..., None]) -> Callable[..., None]:
     """Run for every backend on drawn cases; fewer under the interpreter, which is slow."""
-    drawn = settings(max_examples=4 if INTERPRETED else 15, deadline=None, derandomize=True, database=None)
+    drawn = settings(max_examples=2 if INTERPRETED else 15, deadline=None, derandomize=True, database=None)
     return per_backend(drawn(given(case=cases())(test)))
 
 

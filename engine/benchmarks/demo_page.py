@@ -113,9 +113,7 @@ and two captions that differ only in who has what. It counts as right only if ea
 def _table(report: ScenesReport) -> str:
     categories = report.benchmark.categories
     scorers = list(dict.fromkeys(result.scorer for result in report.results))
-    best = {
-        category: max(report.result(scorer, category).group.value for scorer in scorers) for category in categories
-    }
+    best = {category: max(report.result(scorer, category).group.value for scorer in scorers) for category in categories}
     heads = "".join(f"<th>{category.capitalize()}</th>" for category in categories)
     lines = []
     for scorer in scorers:
@@ -176,18 +174,22 @@ def _example(example: Example) -> str:
     style = "wrong" if example.verdict == MISSED else "right"
     plain = "".join(
         f'<figure class="plain"><img src="{escape(file)}" alt="picture {number + 1} of the item">'
-        f"<figcaption>picture {number + 1}</figcaption></figure>"
+        f"<figcaption>{_picture(example, number)}</figcaption></figure>"
         for number, file in enumerate(example.pictures)
     )
     drawn = "".join(
         f'<figure class="drawn"><img src="{escape(drawing.file)}" alt="regions found for the caption: '
-        f'{escape(example.captions[drawing.caption])}"><figcaption>picture {drawing.picture + 1}, caption '
+        f'{escape(example.captions[drawing.caption])}"><figcaption>{_picture(example, drawing.picture)}, caption '
         f"{_LETTERS[drawing.caption]}: {_truth(example, drawing.picture, drawing.caption)}</figcaption></figure>"
         for drawing in example.drawings
     )
     return f"""<p><span class="{style}">{escape(example.verdict)}</span> (item {example.item}; {what})</p>
 <div class="row">{plain}<div class="wide">{_scores(example)}</div></div>
 <div class="row" style="margin-top: 1rem">{drawn}</div>"""
+
+
+def _picture(example: Example, number: int) -> str:
+    return f"picture {number + 1}" if len(example.pictures) > 1 else "the picture"
 
 
 def _truth(example: Example, picture: int, caption: int) -> str:
@@ -205,9 +207,7 @@ def _scores(example: Example) -> str:
     for caption, words in enumerate(example.captions):
         own = [number + 1 for number, right in enumerate(example.right) if right == caption]
         note = f"true of picture {own[0]}" if several and own else "true" if own else "false"
-        cells = "".join(
-            _cell(example.scores[name][number], caption, example.right[number]) for name, number in columns
-        )
+        cells = "".join(_cell(example.scores[name][number], caption, example.right[number]) for name, number in columns)
         lines.append(
             f'<tr><td><strong>{_LETTERS[caption]}</strong></td><td class="text">{escape(words)}<br>'
             f'<span class="note">{note}</span></td>{cells}</tr>'

@@ -19,14 +19,14 @@ class Train(Shared):
 
     what: Annotated[Positional[Literal["scenes"]], arg(help="The model.")]
     config: ScenesTrainConfig = field(default_factory=ScenesTrainConfig)
-    figures: bool = True
-    """Evaluate on the controlled benchmark along the way."""
+    skip_figures: bool = False
+    """Do not evaluate on the controlled benchmark along the way."""
 
     def run(self) -> int:
         """Train to the end; progress goes to standard error, the folder of the weights to standard output."""
         from engine.benchmarks.scenes import quick_figures
 
-        folder: Path = train(self.config, evaluate=quick_figures if self.figures else None, report=report)
+        folder: Path = train(self.config, evaluate=None if self.skip_figures else quick_figures, report=report)
         if self.json:
             show_json({"model": f"scenes:{folder}"})
         else:

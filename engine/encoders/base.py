@@ -237,12 +237,7 @@ class Encoder(ABC):
             boxes = list(own)
         mean = [round(255 * value) for value in self.spec.mean]
         fill = cast(Fill, (mean[0], mean[1], mean[2]) if plan.fill == "mean" else plan.fill)
-        pictures = (
-            picture
-            for image, rectangles in zip(images, boxes, strict=True)
-            for picture in crops(image, rectangles, mode=cast(CropMode, plan.mode), fill=fill)
-        )
-        flat = self.encode_crops(pictures, batch_size=batch_size)
+        flat = self._encode_regions(images, boxes, cast(CropMode, plan.mode), fill, batch_size)
         counts = [len(rectangles) for rectangles in boxes]
         width = max(counts)
         regions = flat.new_zeros(len(images), width, flat.shape[1])
@@ -259,6 +254,17 @@ class Encoder(ABC):
             boxes=torch.from_numpy(padded).to(flat.device),
             region_plan=str(plan) if own is None else "",
         )
+
+    def _encode_regions(
+        self, images: Sequence[Image.Image], boxes: Sequence[np.ndarray], mode: CropMode, fill: Fill, batch_size: int
+    ) -> Tensor:
+        """Global embeddings of all regions, image by image. A family with a faster way overrides this."""
+        pictures = (
+            picture
+            for image, rectangles in zip(images, boxes, strict=True)
+            for picture in crops(image, rectangles, mode=mode, fill=fill)
+        )
+        return self.encode_crops(pictures, batch_size=batch_size)
 
     def _check_tap(self, tap: str | None) -> None:
         if tap is not None and tap not in self.spec.taps:

@@ -43,7 +43,10 @@ class ScenesTrainConfig:
     output: folder of checkpoint, log and weights.
     seed: of the initial weights and of every batch.
     steps, batch_size: length of the run; samples seen = steps * batch_size.
-    learning_rate, warmup_steps, weight_decay, clip_norm: AdamW with cosine decay to zero.
+    learning_rate, weight_decay: of AdamW, which trains embeddings, stem, projections, norms and biases.
+    block_learning_rate: of Muon, which trains the matrices of the transformer blocks. With AdamW alone shapes were
+        learned several times more slowly.
+    warmup_steps, clip_norm: linear warm-up, then cosine to zero, for both; gradients are clipped by their norm.
     presence_weight: of the auxiliary loss at the start; it falls linearly to 0 at ``presence_until`` of the run.
         The loss is a sum over attributes: as a mean it is drowned by the contrastive gradient.
     count_weight: of the count loss within the auxiliary loss.
@@ -56,17 +59,18 @@ class ScenesTrainConfig:
 
     output: Path = Path("runs/scenes")
     seed: int = 0
-    steps: int = 3200
+    steps: int = 2400
     batch_size: int = 128
-    learning_rate: float = 1e-3
-    warmup_steps: int = 400
+    learning_rate: float = 1.2e-3
+    block_learning_rate: float = 0.02
+    warmup_steps: int = 200
     weight_decay: float = 0.05
     clip_norm: float = 1.0
-    presence_weight: float = 0.125
-    count_weight: float = 3.0
+    presence_weight: float = 1.0
+    count_weight: float = 1.0
     presence_until: float = 0.75
-    one_group_until: float = 0.08
-    two_groups_until: float = 0.2
+    one_group_until: float = 0.15
+    two_groups_until: float = 0.3
     max_scale: float = 100.0
     checkpoint_every: int = 100
     evaluate_every: int = 400
@@ -84,6 +88,12 @@ class ScenesTrainConfig:
                 "ScenesTrainConfig: steps must be at least 1 and batch_size at least 2, got "
                 f"{self.steps} and {self.batch_size}"
             )
+        least = {"checkpoint_every": 1, "evaluate_every": 1, "warmup_steps": 0, "threads": 0}
+        for name, lowest in least.items():
+            if getattr(self, name) < lowest:
+                raise ValueError(f"ScenesTrainConfig: {name} must be at least {lowest}, got {getattr(self, name)}")
+        if not 0 < self.presence_until <= 1:
+            raise ValueError(f"ScenesTrainConfig: presence_until must be in (0, 1], got {self.presence_until}")
 
 
 class Trainee(nn.Module):
@@ -99,10 +109,9 @@ class Trainee(nn.Module):
         self, pixels: Tensor, ids: Tensor, end: Tensor, present: Tensor, counts: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Contrastive loss, auxiliary loss, and the share of images that pick their own caption."""
-        states, _, _ = self.model.image(pixels)
-        state = self.model.image.norm(states[:, 0])
+        state = self.model.image.norm(self.model.image.class_state(pixels))
         f = functional.normalize(self.model.image.projection(state).float(), dim=-1)
-        g = functional.normalize(self.model.embed_texts(ids, end).float(), dim=-1)
+        g = functional.normalize(self._embed_texts(ids, end).float(), dim=-1)
         logits = self.model.log_scale.float().exp() * (f @ g.T)
         target = torch.arange(len(f))
         contrastive = (functional.cross_entropy(logits, target) + functional.cross_entropy(logits.T, target)) / 2
@@ -115,36 +124,53 @@ class Trainee(nn.Module):
             auxiliary = auxiliary + self.count_weight * count_loss
         return contrastive, auxiliary, (logits.argmax(dim=1) == target).float().mean()
 
+    def _embed_texts(self, ids: Tensor, end: Tensor) -> Tensor:
+        """Text embeddings, the shorter half of the captions apart: it need not be padded to the longest."""
+        order = end.argsort()
+        halves = [
+            self.model.embed_texts(ids[rows, : int(end[rows].max()) + 1], end[rows]) for rows in order.chunk(2)
+        ]
+        return torch.cat(halves)[order.argsort()]
+
 
 class Run:
     """State of one training: float32 master weights, the copy that computes, and the optimiser."""
 
     def __init__(self, config: ScenesTrainConfig, attributes: int) -> None:
         self.config = config
-        torch.manual_seed(config.seed)
-        self.master = Trainee(config.model, attributes, config.count_weight)
-        self.worker = Trainee(config.model, attributes, config.count_weight)
+        # The seed is of these weights alone: the caller's random numbers go on as if nothing had happened.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            self.master = Trainee(config.model, attributes, config.count_weight)
+            self.worker = Trainee(config.model, attributes, config.count_weight)
         self.worker.load_state_dict(self.master.state_dict())
         if config.precision == "bfloat16":
             self.worker.to(torch.bfloat16)
-        decayed = [p for p in self.master.parameters() if p.ndim >= 2]
-        plain = [p for p in self.master.parameters() if p.ndim < 2]
-        self.optimizer = torch.optim.AdamW(
-            [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}],
-            lr=config.learning_rate,
-            betas=(0.9, 0.98),
-            fused=True,
+        matrices = [p for name, p in self.master.named_parameters() if ".blocks." in name and p.ndim == 2]
+        others = [p for name, p in self.master.named_parameters() if not (".blocks." in name and p.ndim == 2)]
+        plain = [p for p in others if p.ndim < 2]
+        self.optimizers: tuple[torch.optim.Optimizer, ...] = (
+            torch.optim.AdamW(
+                [
+                    {"params": [p for p in others if p.ndim >= 2], "weight_decay": config.weight_decay},
+                    {"params": plain, "weight_decay": 0.0},
+                ],
+                betas=(0.9, 0.98),
+                fused=True,
+            ),
+            torch.optim.Muon(matrices, weight_decay=config.weight_decay),
         )
+        self.peak_rates = (config.learning_rate, config.block_learning_rate)
         self.step = 0
         self.seconds = 0.0
 
-    def learning_rate(self) -> float:
-        """Linear warm-up, then cosine to zero."""
+    def rate(self) -> float:
+        """Share of the peak learning rates: linear warm-up, then cosine to zero."""
         config = self.config
         if self.step < config.warmup_steps:
-            return config.learning_rate * (self.step + 1) / config.warmup_steps
+            return (self.step + 1) / config.warmup_steps
         done = (self.step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
-        return config.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
+        return 0.5 * (1 + math.cos(math.pi * done))
 
     def max_groups(self) -> int:
         share = self.step / self.config.steps
@@ -163,10 +189,11 @@ class Run:
         norm = nn.utils.clip_grad_norm_(self.master.parameters(), config.clip_norm)
         if not torch.isfinite(norm):
             raise FloatingPointError(f"train scenes: gradient is not finite at step {self.step}")
-        rate = self.learning_rate()
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
+        rate = self.rate()
+        for optimizer, peak in zip(self.optimizers, self.peak_rates, strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = rate * peak
+            optimizer.step()
         with torch.no_grad():
             self.master.model.log_scale.clamp_(max=math.log(config.max_scale))
             for ours, theirs in zip(self.master.parameters(), self.worker.parameters(), strict=True):
@@ -177,14 +204,14 @@ class Run:
             "presence_loss": auxiliary.item(),
             "accuracy": accuracy.item(),
             "scale": self.master.model.log_scale.exp().item(),
-            "learning_rate": rate,
+            "rate": rate,
         }
 
     def save(self, path: Path) -> None:
         """Checkpoint, written aside and renamed."""
         state = {
             "weights": self.master.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "step": self.step,
             "seconds": self.seconds,
             "settings": _settings(self.config),
@@ -202,7 +229,8 @@ class Run:
             )
         self.master.load_state_dict(state["weights"])
         self.worker.load_state_dict(state["weights"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
         self.step, self.seconds = state["step"], state["seconds"]
 
 
@@ -215,9 +243,19 @@ def train(
     ``model.safetensors`` and ``model.json``, which ``engine.load("scenes:<folder>")`` reads.
 
     ``evaluate`` gets the model in float32 and returns named figures; ``report`` gets one line of progress.
+
+    Raises ValueError for a checkpoint of other settings or a vocabulary too small, FloatingPointError for a gradient
+    that is not finite.
     """
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(config.threads or threads)
+    try:
+        return _train(config, evaluate, report)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _train(config: ScenesTrainConfig, evaluate: Evaluate | None, report: Report | None) -> Path:
     config.output.mkdir(parents=True, exist_ok=True)
     tokenizer = WordTokenizer(VOCABULARY, config.model.context_length)
     if tokenizer.size > config.model.vocabulary:
@@ -273,8 +311,10 @@ def _batch(
 
 
 def _float_model(run: Run) -> ScenesModel:
-    model = ScenesModel(run.config.model)
-    model.load_state_dict(run.master.model.state_dict())
+    # Made without memory: initial weights would be drawn for nothing, and from the caller's generator.
+    with torch.device("meta"):
+        model = ScenesModel(run.config.model)
+    model.load_state_dict({key: value.clone() for key, value in run.master.model.state_dict().items()}, assign=True)
     return model.eval().requires_grad_(False)
 
 
@@ -287,10 +327,13 @@ def _settings(config: ScenesTrainConfig) -> dict[str, object]:
 
 
 def _cut_log(path: Path, step: int) -> None:
-    """Drop what was logged after the checkpoint: those steps will be run again."""
-    if path.exists():
-        lines = [line for line in path.read_text().splitlines() if line and json.loads(line)["step"] <= step]
-        path.write_text("".join(line + "\n" for line in lines))
+    """Drop what was logged after the checkpoint, and a line torn by a crash: those steps will be run again."""
+    if not path.exists():
+        return
+    whole = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text("".join(line for line in whole if json.loads(line)["step"] <= step))
+    unfinished.replace(path)
 
 
 def _line(config: ScenesTrainConfig, run: Run, entry: dict[str, float]) -> str:
