@@ -63,9 +63,7 @@ def bench_centroid(
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("implementation", [ours, torch_sums])
-def bench_centroid_training(
-    benchmark: BenchmarkFixture, shape: str, implementation: Callable[..., Tensor]
-) -> None:
+def bench_centroid_training(benchmark: BenchmarkFixture, shape: str, implementation: Callable[..., Tensor]) -> None:
     """Forward and backward to queries and tokens."""
     queries, tokens, *rest = inputs(shape)
 

@@ -134,9 +134,7 @@ def mean_row(rows: list[list[float]], dim: int) -> list[float]:
     return [sum((row[k] for row in rows), 0.0) / max(len(rows), 1) for k in range(dim)]
 
 
-def centroid_oracle(
-    queries: Tensor, tokens: Tensor, cu_seqlens: Tensor, classes: Tensor, n_classes: int
-) -> Tensor:
+def centroid_oracle(queries: Tensor, tokens: Tensor, cu_seqlens: Tensor, classes: Tensor, n_classes: int) -> Tensor:
     """Cosines of single queries."""
     rows, bounds = tokens.double().tolist(), cu_seqlens.tolist()
     dim = tokens.shape[1]

@@ -64,9 +64,7 @@ def test_compiles_to_one_graph() -> None:
     leaves = [torch.randn(2, 4, requires_grad=True), TOKENS.clone().requires_grad_()]
     got, wanted = torch.compile(loss, fullgraph=True, backend="aot_eager")(*leaves), loss(*leaves)
     assert_close(got, wanted)
-    for actual, expected in zip(
-        torch.autograd.grad(got, leaves), torch.autograd.grad(wanted, leaves), strict=True
-    ):
+    for actual, expected in zip(torch.autograd.grad(got, leaves), torch.autograd.grad(wanted, leaves), strict=True):
         assert_close(actual, expected, scale=10)
 
 

@@ -77,9 +77,7 @@ def test_compiles_to_one_graph() -> None:
     leaves = [x.clone().requires_grad_() for x in (IMAGE, TEXT, torch.randn(3, 2, 4), torch.tensor(0.5))]
     got, wanted = torch.compile(loss, fullgraph=True, backend="aot_eager")(*leaves), loss(*leaves)
     assert_close(got, wanted)
-    for actual, expected in zip(
-        torch.autograd.grad(got, leaves), torch.autograd.grad(wanted, leaves), strict=True
-    ):
+    for actual, expected in zip(torch.autograd.grad(got, leaves), torch.autograd.grad(wanted, leaves), strict=True):
         assert_close(actual, expected, scale=10)
 
 

@@ -189,9 +189,7 @@ def _pairs_autograd(ctx: Any, grad_sims: Tensor, grad_cross: Tensor) -> tuple[Te
 peak_patch_pairs_op.register_autograd(_pairs_autograd, setup_context=_pairs_context)
 
 
-def peak_patch_correct(
-    f: Tensor, delta: Tensor, alpha: Tensor | float = 1.0, *, backend: str | None = None
-) -> Tensor:
+def peak_patch_correct(f: Tensor, delta: Tensor, alpha: Tensor | float = 1.0, *, backend: str | None = None) -> Tensor:
     """Embeddings moved by a correction and put back on the sphere.
 
         corrected[b] = unit(f[b] + alpha · delta[b])

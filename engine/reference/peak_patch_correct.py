@@ -58,9 +58,7 @@ def pairs_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of image, text and low."""
     number = compute_dtype(image.dtype)
-    (v, v_length), (t, t_length), (early, early_length) = (
-        unit(x.to(number)) for x in (image[:, None], text, low)
-    )
+    (v, v_length), (t, t_length), (early, early_length) = (unit(x.to(number)) for x in (image[:, None], text, low))
     # The second similarity is the sum of cross.
     to_cross = grad_cross + grad_sims[..., 1:]
     to_early = grad_sims[..., :1]
