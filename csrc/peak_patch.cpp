@@ -224,7 +224,7 @@ private:
 
     void add_end(const Batch& batch, int64_t b, int64_t t, const float* grad, float* to) {
         if (!in_.norm_weight) {
-            kernels_.axpy(1.0f, grad, to, in_.width);
+            kernels_.axpy(DType::float32, 1.0f, grad, to, in_.width);
             return;
         }
         std::copy_n(grad, in_.width, row_.data());
@@ -242,8 +242,8 @@ private:
         kernels_.dots(x, grad, 1, width, width, &along);
         const float n = static_cast<float>(width), level = kernels_.sum(grad, width) / n;
         kernels_.affine(grad, level, 1.0f, nullptr, nullptr, grad, width);
-        kernels_.axpy(-along / n, x, grad, width);
-        kernels_.axpy(scale, grad, to, width);
+        kernels_.axpy(DType::float32, -along / n, x, grad, width);
+        kernels_.axpy(DType::float32, scale, grad, to, width);
     }
 
     const PoolInputs& in_;
@@ -291,7 +291,9 @@ void peak_patch_pool_backward(const PoolInputs& in, const PoolIncoming& grad, fl
         }
     });
     std::fill_n(keys, size, 0.0f);
-    for (int64_t chunk = 0; chunk < chunks; ++chunk) kernels.axpy(1.0f, parts.data() + chunk * size, keys, size);
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+        kernels.axpy(DType::float32, 1.0f, parts.data() + chunk * size, keys, size);
+    }
 }
 
 }  // namespace peaksim

@@ -36,7 +36,7 @@ void through_unit(const VectorKernels& kernels, const float* unit, float length,
     }
     float along;
     kernels.dots(unit, grad, 1, n, n, &along);
-    kernels.axpy(-along, unit, grad, n);
+    kernels.axpy(DType::float32, -along, unit, grad, n);
     for (int64_t k = 0; k < n; ++k) grad[k] /= length;
 }
 
@@ -62,7 +62,7 @@ void peak_patch_correct(const Batch& f, const Batch& delta, float alpha, int64_t
         float* to = out + i * dim;
         kernels.widen(f.dtype, f.row(i, 0), to, dim);
         kernels.widen(delta.dtype, delta.row(i, 0), moved, dim);
-        kernels.axpy(alpha, moved, to, dim);
+        kernels.axpy(DType::float32, alpha, moved, to, dim);
         to_unit(kernels, to, dim);
     });
 }
@@ -75,7 +75,7 @@ void peak_patch_correct_backward(const Batch& f, const Batch& delta, float alpha
         float *moved = scratch, *step = scratch + dim, *to_f = grad_f + i * dim;
         kernels.widen(f.dtype, f.row(i, 0), moved, dim);
         kernels.widen(delta.dtype, delta.row(i, 0), step, dim);
-        kernels.axpy(alpha, step, moved, dim);
+        kernels.axpy(DType::float32, alpha, step, moved, dim);
         const float length = to_unit(kernels, moved, dim);
         std::copy_n(grad + i * dim, dim, to_f);
         through_unit(kernels, moved, length, to_f, dim);
@@ -126,8 +126,8 @@ void peak_patch_pairs_backward(const PairInputs& in, const float* sims, const fl
             kernels.affine(v, 0.0f, sims[2 * pair], nullptr, nullptr, to_early, dim);
             through_unit(kernels, early, early_length, to_early, dim);
             kernels.multiply(to_cross, t, to_cross, dim);
-            kernels.axpy(1.0f, to_cross, to_v, dim);
-            kernels.axpy(sims[2 * pair], early, to_v, dim);
+            kernels.axpy(DType::float32, 1.0f, to_cross, to_v, dim);
+            kernels.axpy(DType::float32, sims[2 * pair], early, to_v, dim);
         }
         through_unit(kernels, v, length, to_v, dim);
     });

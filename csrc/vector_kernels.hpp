@@ -32,9 +32,9 @@ struct VectorKernels {
     void (*combine)(const float* const* rows, int64_t n_rows, const float* coefficients, int64_t stride,
                     int64_t count, int64_t n, bool add, float* to);
 
-    // to = x · y, and to += c · x.
+    // to = x · y, and to += c · from.
     void (*multiply)(const float* x, const float* y, float* to, int64_t n);
-    void (*axpy)(float c, const float* x, float* to, int64_t n);
+    void (*axpy)(DType dtype, float c, const void* from, float* to, int64_t n);
 };
 
 // The best table that the processor has, or no better than `isa` ("" for no limit).

@@ -191,14 +191,36 @@ void multiply(const float* x, const float* y, float* to, int64_t n) {
     for (; k < n; ++k) to[k] = x[k] * y[k];
 }
 
-template <class V>
-void axpy(float c, const float* x, float* to, int64_t n) {
-    const typename V::Reg factor = V::set(c);
+template <class V, DType kType>
+void axpy_of(float c, const void* from, float* to, int64_t n) {
+    using Reg = typename V::Reg;
+    constexpr int kWide = 4;  // loads before stores, so that several lines are on their way
+    const Reg factor = V::set(c);
     int64_t k = 0;
-    for (; k + V::kLanes <= n; k += V::kLanes) {
-        V::store(to + k, V::fma(factor, V::load(x + k), V::load(to + k)));
+    for (; k + kWide * V::kLanes <= n; k += kWide * V::kLanes) {
+        Reg sums[kWide];
+        for (int w = 0; w < kWide; ++w) {
+            const int64_t at = k + w * V::kLanes;
+            sums[w] = V::fma(factor, V::widen(kType, from, at), V::load(to + at));
+        }
+        for (int w = 0; w < kWide; ++w) V::store(to + k + w * V::kLanes, sums[w]);
     }
-    if (k < n) V::store(to + k, V::fma(factor, V::load(x + k, n - k), V::load(to + k, n - k)), n - k);
+    for (; k + V::kLanes <= n; k += V::kLanes) {
+        V::store(to + k, V::fma(factor, V::widen(kType, from, k), V::load(to + k)));
+    }
+    if (k == n) return;
+    float rest[V::kLanes];
+    for (int64_t i = k; i < n; ++i) rest[i - k] = widen_one(kType, from, i);
+    V::store(to + k, V::fma(factor, V::load(rest, n - k), V::load(to + k, n - k)), n - k);
+}
+
+template <class V>
+void axpy(DType dtype, float c, const void* from, float* to, int64_t n) {
+    switch (dtype) {
+        case DType::float32: return axpy_of<V, DType::float32>(c, from, to, n);
+        case DType::float16: return axpy_of<V, DType::float16>(c, from, to, n);
+        case DType::bfloat16: return axpy_of<V, DType::bfloat16>(c, from, to, n);
+    }
 }
 
 template <class V>
