@@ -6,12 +6,39 @@ The loops share no code with the references: they are what those are checked aga
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from engine.ops.peak_patch import TokenNorm
+
+
+@contextmanager
+def scratch_is_nan() -> Iterator[None]:
+    """Memory that torch hands out unwritten holds NaN meanwhile."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.empty(3).isnan().all() and torch.zeros(1).new_empty(3).isnan().all()
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def far_apart(folder: Path, shape: tuple[int, ...], first_stride: int) -> Tensor:
+    """Zeros of which those of the first axis lie `first_stride` elements apart, in a sparse file of bfloat16."""
+    inner = math.prod(shape[1:])
+    size = first_stride * (shape[0] - 1) + inner
+    path = folder / "sparse"
+    with path.open("wb") as file:
+        file.truncate(2 * size)
+    data = torch.from_file(str(path), shared=True, size=size, dtype=torch.bfloat16)
+    rest = torch.empty(shape[1:], device="meta").stride()
+    return data.as_strided(shape, (first_stride, *rest))
 
 
 def standardised(row: list[float], norm: TokenNorm | None) -> list[float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
@@ -13,7 +15,7 @@ from torch.nn import functional as F
 
 from engine.ops.centroid import centroid
 from tests.max_sim_oracle import BACKENDS, DTYPES, INF, INTERPRETED, NAN, forced
-from tests.peak_patch_oracle import centroid_oracle
+from tests.peak_patch_oracle import centroid_oracle, far_apart, scratch_is_nan
 from tests.tolerances import assert_close
 
 per_backend = pytest.mark.parametrize("backend", BACKENDS)
@@ -106,6 +108,15 @@ def test_strided_views(backend: str) -> None:
 
 
 @per_backend
+def test_more_than_two_to_the_31_elements(backend: str, tmp_path: Path) -> None:
+    tokens, queries = torch.randn(3, 8).half(), torch.randn(2, 8).half()
+    far = far_apart(tmp_path, (3, 8), 2**30 + 64).view(torch.float16)
+    far.copy_(tokens)
+    cu = torch.tensor([0, 1, 3])
+    assert torch.equal(run(backend, queries, far, cu), run(backend, queries, tokens, cu))
+
+
+@per_backend
 def test_many_tokens_lose_no_digits(backend: str) -> None:
     n = 2_000 if INTERPRETED else 200_000
     tokens = torch.rand(n, 2) + torch.tensor([3.0, 1.0])
@@ -167,6 +178,18 @@ def test_the_similarity_loss_is_that_of_torch(backend: str) -> None:
     assert_close(got, wanted, dtype=torch.float32, scale=10)
     for actual, expected in zip(torch.autograd.grad(got, leaves), torch.autograd.grad(wanted, leaves), strict=True):
         assert_close(actual, expected, dtype=torch.float32, scale=10)
+
+
+@per_backend
+def test_every_output_is_written(backend: str) -> None:
+    queries, tokens = (torch.randn(n, 18, requires_grad=True) for n in (2, 9))
+    options = {"classes": torch.tensor([0, -1, 2, 0]), "n_classes": 4}
+    results = []
+    for memory in (nullcontext(), scratch_is_nan()):
+        with memory:
+            got = run(backend, queries, tokens, torch.tensor([1, 3, 5, 5, 8]), **options)
+            results.append((got, *torch.autograd.grad(got.exp().sum(), (queries, tokens))))
+    assert all(map(torch.equal, *results))
 
 
 @per_backend

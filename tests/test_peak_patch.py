@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from engine.ops.peak_patch import peak_patch_pool_op
 from tests.max_sim_oracle import BACKENDS, DTYPES, INF, INTERPRETED, NAN, forced
-from tests.peak_patch_oracle import arguments, pool_case, pool_oracle
+from tests.peak_patch_oracle import arguments, far_apart, pool_case, pool_oracle, scratch_is_nan
 from tests.tolerances import assert_close
 
 per_backend = pytest.mark.parametrize("backend", BACKENDS)
@@ -133,6 +134,18 @@ def test_strided_views(backend: str) -> None:
     check(backend, case, scale=4)
 
 
+@per_backend
+def test_more_than_two_to_the_31_elements(backend: str, tmp_path: Path) -> None:
+    case = pool_case(2, 3, 8, 2, torch.float16 if INTERPRETED else torch.bfloat16)
+    far = far_apart(tmp_path, (2, 3, 8), 2**31 + 64)
+    # The interpreter has no bfloat16 that is right: the same bytes as float16.
+    far = far.view(case["peak"].dtype)
+    far.copy_(case["peak"])
+    wanted = pool(backend, case)[0]
+    assert torch.equal(pool(backend, {**case, "peak": far})[0], wanted)
+    assert torch.equal(pool(backend, {**case, "anchor": far})[0][:, :4], wanted[:, :4])
+
+
 def gradients(backend: str, case: dict[str, Any], upstream: tuple[Tensor, Tensor]) -> list[Tensor]:
     names = ("peak", "anchor", "keys")
     leaves = [case[name].detach().clone().requires_grad_() for name in names]
@@ -191,6 +204,18 @@ def test_masked_tokens_get_exactly_zero(backend: str) -> None:
     to_peak, to_anchor, to_keys = gradients(backend, case, (pooled, attention))
     assert (to_peak[masked] == 0).all() and to_peak.isfinite().all() and to_keys.isfinite().all()
     assert (to_anchor[:, 1:] == 0).all() and to_anchor[:, 0].abs().sum(1).gt(0).all()
+
+
+@per_backend
+@pytest.mark.parametrize("options", OPTIONS)
+def test_every_output_is_written(backend: str, options: dict[str, bool]) -> None:
+    case = pool_case(3, 5, 18, 2, **options)
+    case["mask"][1], case["end"][1] = False, -1
+    upstream = upstream_of(case)
+    wanted = [*pool(backend, case), *gradients(backend, case, upstream)]
+    with scratch_is_nan():
+        got = [*pool(backend, case), *gradients(backend, case, upstream)]
+    assert all(map(torch.equal, got, wanted))
 
 
 @per_backend

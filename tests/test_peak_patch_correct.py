@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from engine.ops.peak_patch_correct import PairFeatures, peak_patch_correct, peak_patch_pairs
 from tests.max_sim_oracle import BACKENDS, DTYPES, INF, INTERPRETED, NAN, forced
-from tests.peak_patch_oracle import correct_oracle, pairs_oracle
+from tests.peak_patch_oracle import correct_oracle, pairs_oracle, scratch_is_nan
 from tests.tolerances import assert_close
 
 per_backend = pytest.mark.parametrize("backend", BACKENDS)
@@ -140,6 +142,20 @@ def test_only_what_is_asked_for(backend: str) -> None:
     text.requires_grad_()
     pairs(backend, image, text, low).sims.sum().backward()
     assert image.grad is None and low.grad is None and text.grad.abs().sum() > 0
+
+
+@per_backend
+def test_every_output_is_written(backend: str) -> None:
+    image, text, low = (x.requires_grad_() for x in pair_case(3, 2, 18))
+    results = []
+    for memory in (nullcontext(), scratch_is_nan()):
+        with memory:
+            moved = correct(backend, image, low[:, 0], torch.tensor(0.5))
+            sims, cross = pairs(backend, image, text, low)
+            loss = moved.exp().sum() + sims.exp().sum() + cross.exp().sum()
+            results.append((moved, sims, cross, *torch.autograd.grad(loss, (image, text, low))))
+            results[-1] += tuple(pairs(backend, *pair_case(2, 3, 0)))
+    assert all(map(torch.equal, *results))
 
 
 @per_backend

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -191,3 +193,26 @@ def test_defaults_are_everything_and_the_last_kept() -> None:
     assert peak_patch_features(peak.double(), anchor.double(), pool).dtype == torch.float64
     assert peak_patch_features(peak.half(), anchor.half(), pool).dtype == torch.float32
     assert peak_patch_features(peak[:, :0], anchor[:, :0], pool).shape == (3, 32)
+
+
+def test_nothing_of_the_size_of_the_tokens_is_made() -> None:
+    """Forward and backward to the pool's parameters over 64 MB of tokens, in a process of its own."""
+    program = """
+import torch
+from torch import nn
+from engine.ops.peak_patch import AttentionPool, TokenNorm, peak_patch_features
+torch.set_num_threads(1)
+def peak():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
+pool = AttentionPool.of(torch.randn(64, requires_grad=True), nn.MultiheadAttention(64, 4), nn.LayerNorm(64))
+norm = TokenNorm(torch.ones(64), torch.zeros(64))
+tokens = torch.randn(512, 512, 64)
+few = tokens[:1]
+peak_patch_features(few, few, pool, norm=norm).sum().backward()
+before = peak()
+peak_patch_features(tokens, tokens, pool, norm=norm).square().sum().backward()
+print(peak() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=True, timeout=600, capture_output=True, text=True)
+    assert float(done.stdout) < 24  # the attention is 4 MB and its copies, pooled vectors 1 MB; tokens are 64 MB
