@@ -97,17 +97,18 @@ def _pool(
     return outputs
 
 
-def _prepared(
-    peak: Tensor, anchor: Tensor, keys: Tensor, mask: Tensor, end: Tensor, *rest: Tensor | None
-) -> tuple[Any, ...]:
+# peak, anchor, keys, mask, end, factors, norm_weight, norm_bias.
+Prepared = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
+
+
+def _prepared(peak: Tensor, anchor: Tensor, keys: Tensor, mask: Tensor, end: Tensor, *rest: Tensor | None) -> Prepared:
     """The tensors as kernels want them: tokens dense in the last axis, all else dense and float32."""
-    rest = tuple(x if x is None else x.float().contiguous() for x in rest)
-    return (
-        dense_rows(peak), dense_rows(anchor), keys.float().contiguous(), mask.contiguous(), end.contiguous(), *rest
-    )  # fmt: skip
+    factors, weight, bias = (x if x is None else x.float().contiguous() for x in rest)
+    tokens = dense_rows(peak), dense_rows(anchor)
+    return *tokens, keys.float().contiguous(), mask.contiguous(), end.contiguous(), factors, weight, bias
 
 
-def _arrays(tensors: tuple[Any, ...], dtype: torch.dtype) -> list[Any]:
+def _arrays(tensors: Prepared, dtype: torch.dtype) -> list[Any]:
     peak, anchor, *rest = map(as_array, tensors)
     return [peak, anchor, name_of(dtype), *rest]
 
