@@ -123,6 +123,8 @@ void max_sim_backward(const Array& q, const Array& d, const std::string& dtype, 
 
 }  // namespace
 
+void bind_window_attention(py::module_& m);
+
 PYBIND11_MODULE(_C, m) {
     m.doc() = "CPU kernels on numpy arrays; use them through engine.ops, which checks and documents.";
     m.def("cpu_features", [] { return py::str(peaksim::max_sim_isas()).attr("split")(); },
@@ -142,4 +144,5 @@ PYBIND11_MODULE(_C, m) {
           py::arg("reverse_values").noconvert().none(true), py::arg("reverse_argmax").noconvert().none(true),
           py::arg("grad_q").noconvert(), py::arg("grad_d").noconvert(), py::arg("isa"), py::arg("threads"),
           "Backward of the hard form of max-sim.");
+    bind_window_attention(m);
 }
