@@ -61,9 +61,7 @@ class Engine:
     (1, 2)
     """
 
-    def __init__(
-        self, encoder: Encoder, *, segmenter: str | Segmenter = "auto", backend: str | None = None
-    ) -> None:
+    def __init__(self, encoder: Encoder, *, segmenter: str | Segmenter = "auto", backend: str | None = None) -> None:
         self.encoder = encoder
         self.backend = backend
         self._segmenter = segmenter
@@ -126,8 +124,7 @@ class Engine:
         names = sources.ids if isinstance(sources, ImageFeatures) else names_of(sources)
         if pairs and len(sources) != len(text_features):
             raise ValueError(
-                f"score: pairs need as many images as texts, got {len(sources)} images and "
-                f"{len(text_features)} texts"
+                f"score: pairs need as many images as texts, got {len(sources)} images and {len(text_features)} texts"
             )
         scores = torch.empty((len(sources),) if pairs else (len(sources), len(text_features)))
         for start, block in self._blocks(sources, chosen, batch_size, progress):
@@ -189,9 +186,7 @@ class Engine:
                 if batch:
                     own = None if regions is None else [regions[row] for row in read]
                     named = [names[row] for row in read]
-                    parts.append(
-                        encode_pictures(self.encoder, batch, named, needs, boxes=own, batch_size=batch_size)
-                    )
+                    parts.append(encode_pictures(self.encoder, batch, named, needs, boxes=own, batch_size=batch_size))
                 if report is not None:
                     report(rows.stop, len(sources))
         if not parts:
@@ -258,9 +253,7 @@ class Engine:
         total = chosen.pairs(features, texts)
         check_finite(chosen.name, total, texts, features.ids)
         words = texts.texts[0] if texts.texts else ""
-        return Explanation(
-            words, chosen.name, float(total[0]), tuple(chosen.matches(features, texts)), picture
-        )
+        return Explanation(words, chosen.name, float(total[0]), tuple(chosen.matches(features, texts)), picture)
 
     def classify(
         self,
@@ -325,9 +318,7 @@ class Engine:
                     raise ImageError(failures[0].path, failures[0].reason)
                 yield (
                     start,
-                    encode_pictures(
-                        self.encoder, batch, [names[row] for row in rows], needs, batch_size=batch_size
-                    ),
+                    encode_pictures(self.encoder, batch, [names[row] for row in rows], needs, batch_size=batch_size),
                 )
                 if report is not None:
                     report(start + len(batch), len(sources))

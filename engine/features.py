@@ -92,8 +92,7 @@ class ImageFeatures:
     boxes: int32 ``(B, R, 4)``: half-open pixel rectangles x0, y0, x1, y1 of the upright image.
     region_plan: ``str(RegionPlan)`` the regions were made by, or empty for the user's own boxes.
     sizes: int32 ``(B, 2)``: height and width of the upright images in pixels, or None.
-    views: int32 ``(B, 4)``: the rectangle of the upright image that the patch grid covers (beyond the image's
-        edges where the encoder pads), or None.
+    views: int32 ``(B, 4)``: what the patch grid covers; reaches beyond the image where the encoder pads.
     ids: one string for each image, or None.
     fingerprint: identifies weights and preprocessing of the encoder that made them.
     """
@@ -330,7 +329,9 @@ def _cat(cls: type[Features], parts: Sequence[Features]) -> Features:
         if item.name in ragged:
             source = next(name for name, mask in _PADDED.items() if mask == item.name)
             rows = [getattr(part, source) for part in parts]
-            values = [torch.ones_like(r[..., 0], dtype=torch.bool) if v is None else v for r, v in zip(rows, values, strict=True)]
+            values = [
+                torch.ones_like(row[..., 0], dtype=torch.bool) if v is None else v for row, v in zip(rows, values, strict=True)
+            ]
         if all(value is None for value in values):
             continue
         if any(value is None for value in values):

@@ -6,6 +6,8 @@ document: it keeps the greatest similarity of each token while blocks of patches
 (and, where asked for, the alignment). Programs of one document are neighbours, so that it stays in the cache.
 """
 
+# The arguments of kernels are Triton's values, which have no types to write.
+# mypy: allow-untyped-defs, allow-incomplete-defs
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -198,7 +200,7 @@ def max_sim_forward(
     Args:
         outputs: as `engine.reference.max_sim.empty_outputs` makes them; shape (0,) = not wanted.
     """
-    scores, reverse_scores, argmax, values, reverse_argmax, reverse_values = outputs
+    _, reverse_scores, argmax, values, reverse_argmax, reverse_values = outputs
     symmetric = reverse_scores.ndim == 2
     plan = plan_max_sim(
         q.shape[1], d.shape[1], q.shape[2], q.dtype,

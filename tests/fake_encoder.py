@@ -63,9 +63,7 @@ class FakeEncoder(Encoder):
         small = image.resize((SIDE, SIDE), Image.Resampling.BOX)
         return torch.from_numpy(np.asarray(small, dtype=np.float32) / 255 - 0.5).permute(2, 0, 1)
 
-    def encode_pixels(
-        self, pixels: Tensor, *, tap: str | None = None, layers: Sequence[int] = ()
-    ) -> ImageFeatures:
+    def encode_pixels(self, pixels: Tensor, *, tap: str | None = None, layers: Sequence[int] = ()) -> ImageFeatures:
         self._check_tap(tap)
         self.calls.append(len(pixels))
         means = functional.avg_pool2d(pixels, SIDE // PATCHES).flatten(2).transpose(1, 2)  # (B, P, 3)
@@ -92,22 +90,16 @@ class FakeEncoder(Encoder):
             pieces = text.lower().split()
             truncated[row] = len(pieces) > length - 2
             pieces = pieces[: length - 2]
-            ids[row, 1 : 1 + len(pieces)] = torch.tensor(
-                [zlib.crc32(piece.encode()) for piece in pieces]
-            ).long()
+            ids[row, 1 : 1 + len(pieces)] = torch.tensor([zlib.crc32(piece.encode()) for piece in pieces]).long()
             attention[row, : len(pieces) + 2] = True
             words[row, 1 : len(pieces) + 1] = True
             end[row] = len(pieces) + 1
             shown.append(("<s>", *pieces, "</s>", *[""] * (length - 2 - len(pieces))))
         return Tokens(ids, attention, words, end, truncated, tuple(texts), tuple(shown))
 
-    def encode_tokens(
-        self, tokens: Tokens, *, token_vectors: bool = False, layers: Sequence[int] = ()
-    ) -> TextFeatures:
+    def encode_tokens(self, tokens: Tokens, *, token_vectors: bool = False, layers: Sequence[int] = ()) -> TextFeatures:
         self.encoded += tokens.texts
-        vectors = torch.stack(
-            [torch.stack([self._word(piece) for piece in row]) for row in tokens.token_texts]
-        )
+        vectors = torch.stack([torch.stack([self._word(piece) for piece in row]) for row in tokens.token_texts])
         kept = vectors * tokens.word_mask[..., None]
         return TextFeatures(
             embedding=functional.normalize(kept.sum(dim=1) + 1e-3, dim=-1),

@@ -12,12 +12,13 @@ import numpy as np
 import open_clip
 import pytest
 import torch
+import transformers
 from PIL import Image
 from safetensors.torch import save_file
 
 from engine.encoders.open_clip import build_model, load_open_clip
 from engine.encoders.open_clip_checkpoints import read_checkpoint
-from tests.tiny_open_clip import CONFIGS, random_model, register
+from tests.tiny_open_clip import CONFIGS, random_model, register, small_tokenizer, write_folder
 
 PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8))
 
@@ -265,3 +266,44 @@ def test_vit_b_32_by_tag_runs_with_the_activation_of_its_weights(tmp_path, monke
     torch.testing.assert_close(features.embedding, image, rtol=0, atol=1e-5)
     torch.testing.assert_close(encoder.encode_texts(texts).embedding, text, rtol=0, atol=1e-5)
     assert features.patches.shape == (1, 49, 512)
+
+
+def test_a_hub_name_brings_configuration_and_weights(tmp_path, monkeypatch):
+    folder = write_folder(tmp_path, "clip-quickgelu")
+    asked = []
+
+    def fetch(name: str, filename: str = "open_clip_model.safetensors") -> str:
+        asked.append((name, filename))
+        return str(folder / filename)
+
+    monkeypatch.setattr(open_clip.pretrained, "download_pretrained_from_hf", fetch)
+    spec = load_open_clip("hf-hub:owner/name", device="cpu").spec
+    assert asked == [("owner/name", "open_clip_config.json"), ("owner/name", "open_clip_model.safetensors")]
+    assert spec.activation == "quick_gelu"
+    assert spec.fingerprint == load_open_clip(str(folder), device="cpu").spec.fingerprint
+
+
+def test_a_text_tower_of_hugging_face_gives_global_embeddings_alone(tmp_path):
+    """roberta-ViT-B-32 and its kin: the tower is built from its own configuration and filled from the checkpoint."""
+    words = small_tokenizer()
+    tower = transformers.BertConfig(
+        vocab_size=len(words), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
+    )
+    tower.save_pretrained(tmp_path)
+    words.save_pretrained(tmp_path)
+    text = {"hf_model_name": str(tmp_path), "hf_tokenizer_name": str(tmp_path), "context_length": 12}
+    config = {**CONFIGS["clip"], "text_cfg": {**text, "hf_pooler_type": "mean_pooler"}}
+    model = build_model(config).eval()
+    state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    save_file(state, tmp_path / "open_clip_model.safetensors")
+    content = {"model_cfg": config, "preprocess_cfg": {"mean": 0.5, "std": 0.5}}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(content))
+    encoder = load_open_clip(str(tmp_path), device="cpu")
+    texts = ["a red dog", "two small cube"]
+    with torch.no_grad():
+        wanted = model.encode_text(encoder.tokenize(texts).ids, normalize=True)
+    torch.testing.assert_close(encoder.encode_texts(texts).embedding, wanted, rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match="this text tower can only be read at its end"):
+        encoder.encode_texts(texts, token_vectors=True)
+    with pytest.raises(ValueError, match="text layers are none"):
+        encoder.encode_texts(texts, layers=[1])

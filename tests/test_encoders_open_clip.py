@@ -311,17 +311,21 @@ def test_fingerprints_cover_weights_activation_pixels_and_text(folders, encoders
     assert load_open_clip(str(folder), device="cpu").spec.fingerprint not in marks
 
 
-def test_half_precision_gives_float32_embeddings_of_the_same_weights(folders, encoders):
-    half = load_open_clip(str(folders["clip"]), device="cpu", dtype="bfloat16")
-    features = half.encode_images(pictures(), tap="value", layers=[2])
-    for tensor in (features.embedding, features.patches, features.hidden[2]):
-        assert tensor.dtype == torch.float32
-    exact = encoders["clip"].encode_images(pictures()).embedding
-    assert (features.embedding * exact).sum(dim=1).min() > 0.999
+@pytest.mark.parametrize("family", CONFIGS)
+def test_half_precision_gives_float32_embeddings_of_the_same_weights(family, folders, encoders):
+    half = load_open_clip(str(folders[family]), device="cpu", dtype="bfloat16")
+    features = half.encode_images(pictures(), tap=half.spec.default_tap)
+    assert features.embedding.dtype == torch.float32
+    assert features.patches is None or features.patches.dtype == torch.float32
+    exact = encoders[family].encode_images(pictures()).embedding
+    assert (features.embedding * exact).sum(dim=1).min() > 0.99
     assert not torch.equal(features.embedding, exact)
-    assert half.spec.fingerprint == encoders["clip"].spec.fingerprint
+    texts = half.encode_texts(TEXTS, token_vectors=True, layers=[1])
+    assert texts.tokens.dtype == texts.hidden[1].dtype == torch.float32
+    assert (texts.embedding * encoders[family].encode_texts(TEXTS).embedding).sum(dim=1).min() > 0.99
+    assert half.spec.fingerprint == encoders[family].spec.fingerprint
     with pytest.raises(ValueError, match="save wants an encoder of dtype float32"):
-        half.save(folders["clip"])
+        half.save(folders[family])
 
 
 def test_threads_do_not_mix_their_states(encoders):

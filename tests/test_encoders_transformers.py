@@ -39,10 +39,7 @@ def encoders(folders: dict[str, Path]) -> dict[str, TransformersEncoder]:
 
 @pytest.fixture(scope="module")
 def exact(folders: dict[str, Path]) -> dict[str, TransformersEncoder]:
-    return {
-        name: load_transformers(str(folder), device="cpu", resize="source")
-        for name, folder in folders.items()
-    }
+    return {name: load_transformers(str(folder), device="cpu", resize="source") for name, folder in folders.items()}
 
 
 @pytest.fixture(scope="module")
@@ -152,9 +149,7 @@ def test_hidden_states_equal_the_source(family, exact, sources):
     model, words, processor = sources[family]
     ids = source_ids(family, words)
     with torch.no_grad():
-        image = model.vision_model(
-            **processor(images=pictures(), return_tensors="pt"), output_hidden_states=True
-        )
+        image = model.vision_model(**processor(images=pictures(), return_tensors="pt"), output_hidden_states=True)
         text = model.text_model(input_ids=ids, output_hidden_states=True)
     ours = exact[family].encode_images(pictures(), layers=[1, 2, 3])
     theirs = exact[family].encode_texts(TEXTS, layers=[1, 2, 3])
@@ -184,18 +179,20 @@ def test_text_rules(family, encoders):
     # The cut caption still ends with its end token, the short one is words between start, end and padding.
     assert tokens.token_texts[0][-1] in ("<|endoftext|>", "</s>", "<eos>")
     assert not tokens.word_mask[0, -1] and tokens.attention_mask[0].all()
-    words = [
-        piece for piece, keep in zip(tokens.token_texts[2], tokens.word_mask[2].tolist(), strict=True) if keep
-    ]
+    words = [piece for piece, keep in zip(tokens.token_texts[2], tokens.word_mask[2].tolist(), strict=True) if keep]
     assert "".join(words).replace("</w>", "").replace("▁", "") == "adog"
     count = int(tokens.attention_mask[2].sum())
     assert count == len(words) + (2 if family.startswith("clip") else 1)
     assert tokens.end[2] == (count - 1 if family.startswith("clip") else CONTEXT - 1)
 
 
-def test_siglip_drops_punctuation(encoders):
-    assert torch.equal(*encoders["siglip"].tokenize(["the cat left", "The cat, left!"]).ids)
-    assert not torch.equal(*encoders["siglip2"].tokenize(["the cat left", "The cat, left!"]).ids)
+def test_siglip_drops_punctuation_and_case_with_any_tokenizer(encoders, folders):
+    pair = ["the cat left", "The  cat, left!"]
+    assert torch.equal(*encoders["siglip"].tokenize(pair).ids)
+    assert not torch.equal(*encoders["siglip2"].tokenize(pair).ids)
+    # The tokenizer of another folder keeps both; the rule is the model's.
+    other = load_transformers(str(folders["siglip"]), device="cpu", tokenizer=folders["clip"])
+    assert torch.equal(*other.tokenize(pair).ids)
 
 
 @pytest.mark.parametrize("family", ["clip", "siglip", "siglip2-naflex"])
@@ -232,9 +229,7 @@ def test_sigmoid_logits_equal_the_source(exact, sources):
         inputs = processor(images=pictures(), return_tensors="pt")
         wanted = model(input_ids=source_ids("siglip", words), **inputs).logits_per_image
     spec = exact["siglip"].spec
-    ours = (
-        exact["siglip"].encode_images(pictures()).embedding @ exact["siglip"].encode_texts(TEXTS).embedding.T
-    )
+    ours = exact["siglip"].encode_images(pictures()).embedding @ exact["siglip"].encode_texts(TEXTS).embedding.T
     torch.testing.assert_close(spec.logit_scale * ours + spec.logit_bias, wanted, rtol=0, atol=2e-4)
 
 
@@ -263,6 +258,19 @@ def test_saved_and_loaded_again_is_the_same(family, encoders, tmp_path):
     assert torch.equal(again.encode_texts(TEXTS).embedding, encoder.encode_texts(TEXTS).embedding)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_half_precision_gives_float32_embeddings_of_the_same_weights(family, folders, encoders):
+    half = load_transformers(str(folders[family]), device="cpu", dtype="bfloat16")
+    features = half.encode_images(pictures(), tap="value")
+    assert features.embedding.dtype == features.patches.dtype == torch.float32
+    exact = encoders[family].encode_images(pictures()).embedding
+    assert (features.embedding * exact).sum(dim=1).min() > 0.99
+    assert not torch.equal(features.embedding, exact)
+    texts = half.encode_texts(TEXTS, token_vectors=True)
+    assert (texts.embedding * encoders[family].encode_texts(TEXTS).embedding).sum(dim=1).min() > 0.99
+    assert half.spec.fingerprint == encoders[family].spec.fingerprint
+
+
 def test_changed_files_are_refused(encoders, tmp_path):
     encoders["clip"].save(tmp_path)
     config = tmp_path / "config.json"
@@ -276,9 +284,7 @@ def test_weights_that_are_missing_are_not_made_up(folders, tmp_path):
     weights = load_file(folder / "model.safetensors")
     removed = weights.pop("visual_projection.weight")
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(
-        ValueError, match=r"do not fit the configuration: missing 1 \(visual_projection\.weight\)$"
-    ):
+    with pytest.raises(ValueError, match=r"do not fit the configuration: missing 1 \(visual_projection\.weight\)$"):
         load_transformers(str(folder), device="cpu")
     weights |= {"visual_projection.weight": removed, "extra.weight": torch.zeros(1)}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -304,9 +310,7 @@ def test_a_local_folder_names_what_is_missing(names, message, folders, tmp_path)
     if "tokenizer.json" in names:
         words = tmp_path / "words"
         clip_tokenizer().save_pretrained(words)
-        assert load_transformers(str(tmp_path), device="cpu", tokenizer=words).tokenize(
-            ["a"]
-        ).end.tolist() == [2]
+        assert load_transformers(str(tmp_path), device="cpu", tokenizer=words).tokenize(["a"]).end.tolist() == [2]
 
 
 def test_a_local_folder_never_asks_the_network(folders, monkeypatch):

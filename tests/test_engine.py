@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch.nn import functional
 
 import engine
-from engine.encoders.base import view
 from engine.engine import Engine, load, score
 from engine.features import ImageFeatures, Needs, TextFeatures
-from engine.images import ImageError, ImageFailure
 from engine.scorers.base import Scorer
 from engine.scorers.max_sim import MaxSim
 from engine.scorers.sgi import SGI
@@ -72,23 +66,6 @@ def test_sgi_finds_what_each_segment_names(fake: Engine):
     scores = fake.score([picture("red", "blue"), picture("red", "green")], ["red", "blue"], scorer="sgi")
     assert scores[0, 1] > 0.9 > scores[1, 1]
     assert_close(scores[0, 0], scores[1, 0])
-
-
-def test_every_kind_of_source_gives_the_same_score(fake: Engine, tmp_path: Path):
-    image = PICTURES[0]
-    file = tmp_path / "scene.png"
-    image.save(file)
-    buffer = io.BytesIO()
-    image.save(buffer, "png")
-    array = np.asarray(image)
-    tensor = torch.from_numpy(array.copy()).permute(2, 0, 1)
-    expected = fake.score([image], CAPTIONS)
-    for one in (image, str(file), file, buffer.getvalue(), array, tensor):
-        assert_close(fake.score(one, CAPTIONS), expected, what=type(one).__name__)
-        assert_close(fake.score([one], CAPTIONS), expected, what=type(one).__name__)
-    assert_close(fake.score(np.stack([array, array]), CAPTIONS), expected.expand(2, -1))
-    assert fake.score(image, "red").shape == (1, 1)
-    assert fake.score(image, "red", pairs=True).shape == (1,)
 
 
 def test_outputs_are_scaled_as_the_checkpoint_says(fake: Engine):
@@ -228,85 +205,14 @@ def test_features_of_another_encoder_are_refused(fake: Engine):
 
 
 def test_features_without_what_the_scorer_needs_are_refused(fake: Engine):
-    with pytest.raises(
-        ValueError, match=r"sgi: needs image regions, which .*encode_texts\(\.\.\., scorer='sgi'\)"
-    ):
+    with pytest.raises(ValueError, match=r"sgi: needs image regions, which .*encode_texts\(\.\.\., scorer='sgi'\)"):
         fake.score(fake.encode_images(PICTURES), CAPTIONS, scorer="sgi")
-
-
-def test_ids_are_given_or_paths_or_rows(fake: Engine, tmp_path: Path):
-    file = tmp_path / "a.png"
-    PICTURES[0].save(file)
-    assert fake.encode_images([file, PICTURES[0], str(file)]).ids == (str(file), "1", str(file))
-    assert fake.encode_images(PICTURES, ids=["x", "y", "z"], batch_size=2).ids == ("x", "y", "z")
-
-
-@pytest.fixture
-def broken(tmp_path: Path) -> list[Path | Image.Image]:
-    (tmp_path / "broken.png").write_bytes(b"no picture")
-    PICTURES[0].save(tmp_path / "good.png")
-    return [tmp_path / "good.png", tmp_path / "broken.png", PICTURES[1], tmp_path / "absent.png"]
-
-
-def test_a_broken_picture_stops_the_run_by_name(fake: Engine, broken):
-    with pytest.raises(ImageError, match=r"broken\.png: "):
-        fake.encode_images(broken)
-    with pytest.raises(ImageError, match=r"broken\.png: "):
-        fake.score(broken, CAPTIONS)
-    with pytest.raises(ImageError, match="image 1, bytes"):
-        fake.score([PICTURES[0], b"no picture"], CAPTIONS)
-
-
-def test_broken_pictures_are_left_out_and_named(fake: Engine, broken):
-    with pytest.warns(UserWarning, match=r"2 of 4 images left out: .*broken.png \(.*; .*absent.png \("):
-        images = fake.encode_images(broken, on_error="skip", batch_size=3)
-    assert images.ids == (str(broken[0]), "2")
-    assert_close(images.embedding, fake.encode_images([broken[0], broken[2]]).embedding)
-    failures: list[ImageFailure] = []
-    images = fake.encode_images(broken, on_error=failures.append, ids=["a", "b", "c", "d"], batch_size=1)
-    assert images.ids == ("a", "c") and [failure.id for failure in failures] == ["b", "d"]
-    with pytest.raises(ImageError, match="none of 2 images could be read"):
-        fake.encode_images([broken[1], broken[3]], on_error="skip")
-
-
-def test_many_broken_pictures_are_counted(fake: Engine):
-    sources = [PICTURES[0], *[b"no picture"] * 8]
-    with pytest.warns(UserWarning, match="8 of 9 images left out: image 1, bytes .*; and 3 more"):
-        assert len(fake.encode_images(sources, on_error="skip")) == 1
-
-
-def test_a_score_that_is_no_number_names_image_and_text(fake: Engine):
-    images = fake.encode_images(PICTURES, ids=["a", "b", "c"])
-    images.embedding[1] = torch.nan
-    with pytest.raises(
-        ValueError, match=r"the score of image 1 \(b\) and text 0 \('red'\) must be finite, got nan"
-    ):
-        fake.score(images, ["red", "blue"])
-    with pytest.raises(ValueError, match=r"image 1 \(b\) and text 1 \('blue'\) must be finite"):
-        fake.score(images, ["red", "blue", "green"], pairs=True)
-
-
-class Overflowing(FakeEncoder):
-    """Gives no finite embedding for grey pictures."""
-
-    def encode_pixels(self, pixels, *, tap=None, layers=()):
-        features = super().encode_pixels(pixels, tap=tap, layers=layers)
-        grey = pixels.flatten(1).std(dim=1) < 1e-3
-        return replace(features, embedding=features.embedding.masked_fill(grey[:, None], torch.inf))
-
-
-def test_an_embedding_that_is_no_number_names_the_picture():
-    sources = [picture("red"), picture("blue"), picture("grey")]
-    with pytest.raises(ValueError, match="the embedding of image 2 must be finite"):
-        Engine(Overflowing()).score(sources, ["red"], batch_size=1)
 
 
 def test_cut_captions_are_named_and_so_are_those_made_equal():
     peaksim = Engine(FakeEncoder(context_length=5))
     long = ["one two three four", "one two three five", "short"]
-    with pytest.warns(
-        UserWarning, match=r"cut: text 0 \('one two.*, 1 .*; equal after the cut, .*: texts \[0, 1\]"
-    ):
+    with pytest.warns(UserWarning, match=r"cut: text 0 \('one two.*, 1 .*; equal after the cut, .*: texts \[0, 1\]"):
         texts = peaksim.encode_texts(long)
     assert texts.truncated.tolist() == [True, True, False]
     with pytest.warns(UserWarning, match=r"cut: text 0 .* and 2 more$"):
@@ -416,18 +322,6 @@ def test_an_unknown_model_is_refused_by_name():
         load("sceness")
 
 
-@pytest.mark.parametrize(
-    ("resize", "expected"),
-    [("squash", (0, 0, 40, 20)), ("crop", (10, 0, 30, 20)), ("pad", (0, -10, 40, 30))],
-)
-def test_the_part_of_the_picture_that_the_encoder_sees(resize: str, expected: tuple[int, ...]):
-    assert view(resize, 20, 40) == expected
-    images = Engine(FakeEncoder(resize=resize)).encode_images(Image.new("RGB", (40, 20)))
-    assert images.views.tolist() == [list(expected)] and images.sizes.tolist() == [[20, 40]]
-    with pytest.raises(ValueError, match="resize must be 'crop', 'squash' or 'pad', got 'tile'"):
-        view("tile", 1, 1)
-
-
 def test_features_survive_a_file(fake: Engine, tmp_path: Path):
     images, texts = fake.encode_images(PICTURES, scorer="sgi"), fake.encode_texts(CAPTIONS, scorer="sgi")
     images.save(tmp_path / "images.safetensors")
@@ -441,11 +335,10 @@ def test_features_survive_a_file(fake: Engine, tmp_path: Path):
 
 
 def test_importing_the_package_loads_no_torch():
-    code = (
-        "import sys, engine; print('torch' in sys.modules, engine.RegionPlan().grid, 'torch' in sys.modules)"
-    )
+    code = "import sys, engine; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "scenes", "True"]
+    assert done.stdout.split()[0] == "False"
     assert set(engine.__all__) <= set(dir(engine))
+    assert engine.RegionPlan().grid == "scenes"
     with pytest.raises(AttributeError, match="module 'engine' has no attribute 'scores'"):
         engine.scores  # noqa: B018

@@ -38,9 +38,7 @@ def make(image: Image.Image | None, *matches: Match, text: str = "words") -> Exp
 @pytest.mark.parametrize("scorer", ["global", "max_sim", "sgi", MaxSim(direction="symmetric")], ids=str)
 def test_the_total_is_the_score_and_the_sum_of_its_parts(fake: Engine, scorer):
     explanation = fake.explain(SCENE, "red and blue", scorer=scorer)
-    assert explanation.total == pytest.approx(
-        fake.score(SCENE, "red and blue", scorer=scorer).item(), abs=1e-6
-    )
+    assert explanation.total == pytest.approx(fake.score(SCENE, "red and blue", scorer=scorer).item(), abs=1e-6)
     parts = sum(match.score * match.weight for match in explanation.matches)
     assert parts == pytest.approx(explanation.total, abs=1e-5)
     assert explanation.scorer == fake.scorer(scorer).name and explanation.text == "red and blue"
@@ -66,9 +64,7 @@ def test_patches_lie_where_the_encoder_looked(resize: str, offset: int):
 
 
 def test_the_table_names_words_scores_and_boxes():
-    text = str(
-        make(None, Match("a red box", (0, 1, 2, 3), 0.25, 0.5), Match("blue", (4, 5, 6, 7), -0.5, 0.5))
-    )
+    text = str(make(None, Match("a red box", (0, 1, 2, 3), 0.25, 0.5), Match("blue", (4, 5, 6, 7), -0.5, 0.5)))
     head, first, second = text.split("\n")
     assert head == "sgi +0.5000  'words'"
     assert first == "  a red box  +0.2500 × +0.500  box (0, 1, 2, 3)"

@@ -14,7 +14,7 @@ from engine.scenes.captions import (
     relations_between,
     with_article,
 )
-from engine.scenes.world import COLOR_GROUPS, SHAPE_GROUPS, Group, Object, SceneSpec, sample_scene
+from engine.scenes.world import COLOR_GROUPS, MATERIAL_GROUPS, SHAPE_GROUPS, Group, Object, SceneSpec, sample_scene
 from tests.scenes_reader import Unreadable, is_true
 
 RED = Group("square", "red", "small", "striped", 2)
@@ -145,15 +145,17 @@ def test_word_shares_are_near_their_settings():
 
 
 def test_captions_name_nothing_held_out(captioned):
-    rank = {s: k for k, group in enumerate(SHAPE_GROUPS) for s in group}
+    rank, hue, tone = (
+        {word: k for k, group in enumerate(groups) for word in group}
+        for groups in (SHAPE_GROUPS, COLOR_GROUPS, MATERIAL_GROUPS)
+    )
     for _, caption in captioned:
         words = re.sub(r"(cross)es\b|\b(\w+)s\b", lambda m: m[1] or m[2], caption).split()
         shapes = {w for w in words if w in rank}
         assert all(len(shapes & set(group)) <= 1 for group in SHAPE_GROUPS), caption
-        for found in re.finditer(r"(\w+) (?:\w+ )?(\w+)", caption):
-            color, shape = found.groups()
-            if shape in rank:
-                assert color not in COLOR_GROUPS[rank[shape]], caption
+        for color, material, shape in re.findall(r"(\w+) (\w+) (\w+)", " ".join(words)):
+            if shape in rank and material in tone and color in hue:
+                assert (rank[shape] + hue[color] + tone[material]) % 3 != 0, caption
 
 
 def test_relations_need_a_clear_gap():

@@ -10,67 +10,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.nn import functional
 
-from engine.features import ImageFeatures, RegionPlan, TextFeatures
+from engine.features import ImageFeatures, TextFeatures
 from engine.scorers.base import Scorer
 from engine.scorers.global_cosine import GlobalCosine
 from engine.scorers.max_sim import MaxSim, patch_box
-from engine.scorers.registry import SCORERS, get_scorer
 from engine.scorers.sgi import SGI
+from tests.scorer_cases import D, make_images, make_texts
 from tests.tolerances import assert_close
-
-D = 8
-
-
-def unit(*shape: int) -> torch.Tensor:
-    return functional.normalize(torch.randn(*shape, D), dim=-1)
-
-
-def make_images(
-    n: int = 3, patches: int = 6, regions: int = 5, plan: RegionPlan | None = None
-) -> ImageFeatures:
-    patch_mask, region_mask = torch.ones(n, patches).bool(), torch.ones(n, regions).bool()
-    patch_mask[0, -2:] = False
-    region_mask[-1, -1] = False
-    boxes = torch.arange(n * regions * 2).reshape(n, regions, 2).int()
-    return ImageFeatures(
-        unit(n),
-        patches=unit(n, patches),
-        patch_mask=patch_mask,
-        grid=(2, 3) if patches == 6 else None,
-        aligned=True,
-        tap="projected",
-        regions=unit(n, regions),
-        region_mask=region_mask,
-        boxes=torch.cat([boxes, boxes + 7], dim=2),
-        region_plan=str(plan or RegionPlan()),
-        sizes=torch.tensor([[20, 30]] * n, dtype=torch.int32),
-        views=torch.tensor([[0, 0, 30, 20]] * n, dtype=torch.int32),
-    )
-
-
-def make_texts(n: int = 4, tokens: int = 5, segments: int = 3) -> TextFeatures:
-    token_mask, segment_mask = torch.ones(n, tokens).bool(), torch.ones(n, segments).bool()
-    token_mask[:, 0] = token_mask[:, -1] = False
-    token_mask[1, 2:] = False
-    segment_mask[1, 1:] = False
-    negated = torch.zeros(n, segments).bool()
-    negated[2, 0] = True
-    negated[3, :] = True
-    return TextFeatures(
-        unit(n),
-        tokens=unit(n, tokens),
-        token_mask=token_mask,
-        segments=unit(n, segments),
-        segment_mask=segment_mask,
-        segment_texts=tuple(
-            tuple(f"segment {i}{s}" for s in range(segments) if segment_mask[i, s]) for i in range(n)
-        ),
-        segment_negated=negated,
-        token_texts=tuple(tuple(f"word{i}{t}" for t in range(tokens)) for i in range(n)),
-        texts=tuple(f"caption {i}" for i in range(n)),
-    )
 
 
 def loop_max_sim(scorer: MaxSim, images: ImageFeatures, texts: TextFeatures, i: int, j: int) -> float:
@@ -210,9 +157,7 @@ def test_finding_what_is_denied_does_not_raise_the_score():
 def test_a_caption_without_segments_is_scored_as_a_whole():
     images, texts = make_images(), make_texts()
     texts = replace(texts, segment_mask=torch.zeros_like(texts.segment_mask))
-    best = (
-        (images.regions @ texts.embedding.T).masked_fill(~images.region_mask[..., None], -torch.inf).amax(1)
-    )
+    best = (images.regions @ texts.embedding.T).masked_fill(~images.region_mask[..., None], -torch.inf).amax(1)
     assert_close(SGI().matrix(images, texts), best)
 
 
@@ -292,110 +237,6 @@ def test_padding_and_the_order_of_patches_and_segments_change_nothing():
     )
     assert_close(SGI().matrix(images, padded), SGI().matrix(images, texts))
     assert_close(SGI().pairs(images, padded[:3]), SGI().pairs(images, texts[:3]))
-
-
-def test_the_registry_knows_three_scorers_and_says_so():
-    assert sorted(SCORERS) == ["global", "max_sim", "sgi"]
-    assert get_scorer("sgi") == SGI()
-    own = MaxSim(reduction="sum")
-    assert get_scorer(own) is own
-    with pytest.raises(ValueError, match=r"scorer: must be one of 'global', 'max_sim', 'sgi', got 'maxsim'"):
-        get_scorer("maxsim")
-    with pytest.raises(TypeError, match="scorer: must be a name or a Scorer object, got int"):
-        get_scorer(3)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: MaxSim(direction="both"), "direction must be one of 'text_to_image', .* got 'both'"),
-        (lambda: MaxSim(reduction="max"), "reduction must be one of 'mean', 'sum', got 'max'"),
-        (lambda: MaxSim(temperature=0.0), "temperature must be None or above 0, got 0.0"),
-        (lambda: SGI(crops="big"), "crops must be one of 'rescaled', 'native', got 'big'"),
-        (lambda: SGI(negation="flip"), "negation must be one of 'ignore', 'subtract', 'keep', got 'flip'"),
-        (
-            lambda: SGI(template="a photo"),
-            r"template must hold \{\} once, where the segment goes, got 'a photo'",
-        ),
-        (lambda: SGI(grid="none", full_image=False).needs(), None),
-    ],
-)
-def test_options_are_checked_when_they_are_given(make, message: str | None):
-    if message is None:
-        make()
-        return
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-def test_what_the_options_ask_of_the_encoder():
-    assert GlobalCosine().needs().regions is None
-    needs = SGI(grid="dense", crops="native", fill="mean", full_image=False, template="a photo of {}").needs()
-    assert str(needs.regions) == "dense/native/mean/parts"
-    assert needs.segments and needs.segment_template == "a photo of {}"
-    needs = MaxSim(tap="value").needs()
-    assert needs.patches and needs.aligned and needs.tokens and needs.tap == "value"
-
-
-@pytest.mark.parametrize(
-    ("scorer", "changes", "message"),
-    [
-        (
-            MaxSim(),
-            {"patches": None, "patch_mask": None, "grid": None},
-            "max_sim: needs image patches, which the",
-        ),
-        (SGI(), {"regions": None, "region_mask": None, "boxes": None}, "sgi: needs image regions, which the"),
-        (
-            MaxSim(),
-            {"aligned": False, "tap": "hidden"},
-            "those of tap 'hidden' do not; use tap 'projected', 'value'",
-        ),
-        (MaxSim(tap="value"), {}, "patches must come from tap 'value', got 'projected'"),
-        (
-            SGI(crops="native"),
-            {},
-            "regions must follow the plan scenes/native/border/full, got scenes/rescaled/",
-        ),
-        (
-            GlobalCosine(),
-            {"fingerprint": "a"},
-            "images were encoded by a and texts by b; both must come from one",
-        ),
-        (SGI(template="a {}"), {}, r"segments must be encoded in the template 'a \{\}', got '\{\}'"),
-    ],
-    ids=str,
-)
-def test_features_that_do_not_fit_are_refused(scorer: Scorer, changes: dict, message: str):
-    images = replace(make_images(), **changes)
-    texts = replace(make_texts(), fingerprint="b")
-    with pytest.raises(ValueError, match=message):
-        scorer.check(images, texts, aligned_taps=("projected", "value"))
-
-
-def test_text_features_without_segments_are_refused():
-    with pytest.raises(ValueError, match="sgi: needs text segments, which the features do not hold"):
-        SGI().matrix(make_images(), TextFeatures(unit(2)))
-
-
-def test_regions_of_the_users_own_fit_every_plan():
-    images = replace(make_images(), region_plan="")
-    assert SGI(crops="native").matrix(images, make_texts()).shape == (3, 4)
-
-
-def test_pairs_of_unequal_number_are_refused():
-    for scorer in (GlobalCosine(), MaxSim(), SGI()):
-        with pytest.raises(ValueError, match="pairs need as many images as texts, got 3 images and 4 texts"):
-            scorer.pairs(make_images(), make_texts())
-
-
-def test_a_caption_without_a_word_has_nothing_to_match():
-    texts = make_texts()
-    texts.token_mask[2] = False
-    with pytest.raises(
-        ValueError, match=r"every text needs something to match, got none in text 2 \('caption 2'\)"
-    ):
-        MaxSim().matrix(make_images(), texts)
 
 
 def test_nan_in_a_part_that_counts_shows_and_elsewhere_does_not():

@@ -176,18 +176,22 @@ def _example(example: Example) -> str:
     style = "wrong" if example.verdict == MISSED else "right"
     plain = "".join(
         f'<figure class="plain"><img src="{escape(file)}" alt="picture {number + 1} of the item">'
-        f"<figcaption>picture {number + 1}</figcaption></figure>"
+        f"<figcaption>{_picture(example, number)}</figcaption></figure>"
         for number, file in enumerate(example.pictures)
     )
     drawn = "".join(
         f'<figure class="drawn"><img src="{escape(drawing.file)}" alt="regions found for the caption: '
-        f'{escape(example.captions[drawing.caption])}"><figcaption>picture {drawing.picture + 1}, caption '
+        f'{escape(example.captions[drawing.caption])}"><figcaption>{_picture(example, drawing.picture)}, caption '
         f"{_LETTERS[drawing.caption]}: {_truth(example, drawing.picture, drawing.caption)}</figcaption></figure>"
         for drawing in example.drawings
     )
     return f"""<p><span class="{style}">{escape(example.verdict)}</span> (item {example.item}; {what})</p>
 <div class="row">{plain}<div class="wide">{_scores(example)}</div></div>
 <div class="row" style="margin-top: 1rem">{drawn}</div>"""
+
+
+def _picture(example: Example, number: int) -> str:
+    return f"picture {number + 1}" if len(example.pictures) > 1 else "the picture"
 
 
 def _truth(example: Example, picture: int, caption: int) -> str:

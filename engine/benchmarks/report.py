@@ -89,8 +89,9 @@ def bar_chart(results: Sequence[Result], path: str | PathLike[str]) -> Path:
             [100 * score.value for _, score in held],
             width,
             yerr=[
-                [100 * (score.value - score.low) for _, score in held],
-                [100 * (score.high - score.value) for _, score in held],
+                # A bootstrap interval of a few items can leave its own value outside.
+                [100 * max(0.0, score.value - score.low) for _, score in held],
+                [100 * max(0.0, score.high - score.value) for _, score in held],
             ],
             capsize=2,
             label=subject,
@@ -160,8 +161,7 @@ def _grid(results: Sequence[Result]) -> tuple[list[str], list[str]]:
         edition = editions.setdefault(result.benchmark, result.edition)
         if edition != result.edition:
             raise ValueError(
-                f"comparison: {result.benchmark} must be one edition throughout, got {edition!r} and "
-                f"{result.edition!r}"
+                f"comparison: {result.benchmark} must be one edition throughout, got {edition!r} and {result.edition!r}"
             )
     return list(dict.fromkeys(result.subject for result in results)), list(editions)
 

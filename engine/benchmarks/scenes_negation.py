@@ -188,10 +188,11 @@ def evaluate(
     if benchmark.scenes:
         sets["retrieval"] = retrieval_dataset(benchmark)
         sets["negated"] = retrieval_dataset(benchmark, negated=True)
-    results, segmenter = [], ""
+    results: list[NegationResult] = []
+    segmenter = ""
     for name, scorer in scorers.items():
         subject = _subject(engine, name, scorer)
-        found = {}
+        found: dict[str, Result] = {}
         for part, dataset in sets.items():
             if progress is not None:
                 done = len(results) * len(sets) + len(found)

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 # Captions longer than this are numbered in the head of a table and spelled out below it.
 HEAD_LENGTH = 24
 
-Images = Annotated[
-    Positional[tuple[str, ...]], arg(metavar="IMAGE...", help="Picture files, or folders of them.")
-]
+Images = Annotated[Positional[tuple[str, ...]], arg(metavar="IMAGE...", help="Picture files, or folders of them.")]
 Texts = Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="CAPTION", help="A caption; repeatable.")]
 
 
@@ -110,9 +108,7 @@ class Explain(WithScorer):
             (match.text, number(match.score), f"{match.weight:.3f}", " ".join(map(str, match.box)))
             for match in explanation.matches
         ]
-        show_table(
-            ("words", "score", "weight", "box x0 y0 x1 y1"), rows, title=f"{self.image}: {explanation.text}"
-        )
+        show_table(("words", "score", "weight", "box x0 y0 x1 y1"), rows, title=f"{self.image}: {explanation.text}")
         show_line(f"{scorer.name} score {number(explanation.total)}")
         if self.draw is not None:
             show_line(f"saved {self.draw}")
@@ -141,9 +137,7 @@ class Classify(WithModel):
         files = image_files(self.images)
         engine = self.engine()
         features, failures = read_images(engine, files, get_scorer("global"), self.batch_size)
-        shares = engine.classify(
-            features, self.label, templates=self.template or TEMPLATES, batch_size=self.batch_size
-        )
+        shares = engine.classify(features, self.label, templates=self.template or TEMPLATES, batch_size=self.batch_size)
         names = features.ids or ()
         values, places = shares.topk(min(self.top, len(self.label)), dim=1)
         best = [
@@ -185,12 +179,8 @@ class Models(Shared):
             return 0
         rows = []
         for family in families():
-            taps = ", ".join(
-                f"{tap}{'' if aligned else ' (not aligned)'}" for tap, aligned in family.taps.items()
-            )
-            rows.append(
-                (family.example, family.architectures, taps or "none", family.probability, family.text_rules)
-            )
+            taps = ", ".join(f"{tap}{'' if aligned else ' (not aligned)'}" for tap, aligned in family.taps.items())
+            rows.append((family.example, family.architectures, taps or "none", family.probability, family.text_rules))
         show_text_table(("--model", "what", "patch taps", "probability", "text"), rows)
         return 0
 
@@ -237,9 +227,7 @@ def report_failures(failures: Sequence[ImageFailure]) -> int:
     return 1 if failures else 0
 
 
-def show_matrix(
-    names: Sequence[str], texts: Sequence[str], scores: Sequence[Sequence[float]], *, title: str
-) -> None:
+def show_matrix(names: Sequence[str], texts: Sequence[str], scores: Sequence[Sequence[float]], *, title: str) -> None:
     """One row an image and one column a caption, or one row a caption when there is a single image."""
     if len(names) == 1:
         rows = [(text, number(score)) for text, score in zip(texts, scores[0], strict=True)]

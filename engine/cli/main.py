@@ -90,10 +90,10 @@ def _run(command: Shared) -> int:
 
 
 def _code(error: Exception) -> int:
-    # Imported here: what fails before the engine is loaded is the call itself.
-    from engine.images.errors import ImageError
-
-    wrong_call = isinstance(error, ValueError | TypeError) and not isinstance(error, ImageError)
+    # Looked up, not imported: as long as no picture was opened this would load torch for nothing.
+    images = sys.modules.get("engine.images.errors")
+    broken_picture = images is not None and isinstance(error, images.ImageError)
+    wrong_call = isinstance(error, ValueError | TypeError) and not broken_picture
     return WRONG_CALL if wrong_call else FAILED
 
 

@@ -84,9 +84,7 @@ def scorer_with(name: str, options: tuple[str, ...]) -> Scorer:
         field, equals, text = option.partition("=")
         if not equals or field not in known:
             names = ", ".join(known) or "it has none"
-            raise ValueError(
-                f"--option: must be NAME=VALUE with an option of {name!r} ({names}), got {option!r}"
-            )
+            raise ValueError(f"--option: must be NAME=VALUE with an option of {name!r} ({names}), got {option!r}")
         values[field] = _value(field, text, known[field])
     return kind(**values)
 

@@ -22,21 +22,27 @@ def console() -> Console:
 
 def show_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> None:
     """Print a table; the first column is text, the others are right-aligned."""
-    table = Table(title=title or None, title_justify="left")
+    table = Table()
     for position, name in enumerate(header):
         table.add_column(Text(name), justify="left" if position == 0 else "right", overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
+    # A title of the table itself would be broken at the table's width.
+    if title:
+        show_line(title)
     console().print(table)
 
 
 def show_text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> None:
     """Print a table of words: columns left-aligned, the first never broken, so that it can be copied."""
-    table = Table(title=title or None, title_justify="left")
+    table = Table()
     for position, name in enumerate(header):
         table.add_column(Text(name), overflow="fold", no_wrap=position == 0)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
+    # A title of the table itself would be broken at the table's width.
+    if title:
+        show_line(title)
     console().print(table)
 
 

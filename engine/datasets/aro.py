@@ -69,9 +69,7 @@ ORDER_RULE = Rule(
 MEANINGS = {"identical options": "a wrong option is the same text as the right one, a tie for every model"}
 
 
-def read_vg_relation(
-    annotations: FilePath, images: FilePath | None = None, *, on_missing: str = "error"
-) -> Dataset:
+def read_vg_relation(annotations: FilePath, images: FilePath | None = None, *, on_missing: str = "error") -> Dataset:
     """ARO's relation task (VG-R) from ``visual_genome_relation.json``.
 
     Arguments: ``annotations``, the file; ``images``, the folder of Visual Genome pictures, None reads the
@@ -82,9 +80,7 @@ def read_vg_relation(
     return _read_boxed(annotations, images, on_missing, "relation", _relation_of)
 
 
-def read_vg_attribution(
-    annotations: FilePath, images: FilePath | None = None, *, on_missing: str = "error"
-) -> Dataset:
+def read_vg_attribution(annotations: FilePath, images: FilePath | None = None, *, on_missing: str = "error") -> Dataset:
     """ARO's attribute task (VG-A) from ``visual_genome_attribution.json``; as ``read_vg_relation``.
 
     The type is the pair of attributes, ``"black_white"``.

@@ -51,9 +51,7 @@ class PublishedGroup:
     tneg_2i: bool
 
 
-def read_bivlc(
-    annotations: FilePath, images: FilePath | None = None, *, on_missing: str = "error"
-) -> Dataset:
+def read_bivlc(annotations: FilePath, images: FilePath | None = None, *, on_missing: str = "error") -> Dataset:
     """BiVLC from an export of the hub's table.
 
     Arguments

@@ -35,9 +35,7 @@ def read_json_lines(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]]:
             except ValueError as error:
                 raise ValueError(f"read_json_lines: {path} line {number} must be JSON: {error}") from error
             if not isinstance(value, dict):
-                raise ValueError(
-                    f"read_json_lines: {path} line {number} must be an object, got {value!r:.80}"
-                )
+                raise ValueError(f"read_json_lines: {path} line {number} must be an object, got {value!r:.80}")
             yield number, value
 
 

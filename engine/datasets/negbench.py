@@ -82,13 +82,9 @@ def read_negbench_mcq(
     rows = read_csv(annotations, ("image_path", "correct_answer", "caption_0", "caption_1"))
     if not rows:
         raise ValueError(f"{name}: {annotations} must hold at least one row")
-    columns = sorted(
-        (key for key in rows[0] if re.fullmatch(r"caption_\d+", key)), key=lambda key: int(key[8:])
-    )
+    columns = sorted((key for key in rows[0] if re.fullmatch(r"caption_\d+", key)), key=lambda key: int(key[8:]))
     if columns != [f"caption_{number}" for number in range(len(columns))]:
-        raise ValueError(
-            f"{name}: option columns must be caption_0, caption_1, … without a gap, got {columns}"
-        )
+        raise ValueError(f"{name}: option columns must be caption_0, caption_1, … without a gap, got {columns}")
     finder = ImageFolder(images, name)
     items = tuple(_item(row, columns, number, finder, name) for number, row in enumerate(rows))
     missing = finder.check(on_missing)
@@ -124,9 +120,7 @@ def read_negbench_retrieval(
         if row.get("image_id"):
             digits = re.findall(r"\d+", Path(path).stem)
             if not digits or int(digits[-1]) != int_field(row, "image_id", where=where):
-                raise ValueError(
-                    f"{where}: image_id {row['image_id']} must be the one in the file name {path!r}"
-                )
+                raise ValueError(f"{where}: image_id {row['image_id']} must be the one in the file name {path!r}")
         captions = parse_text_list(row["captions"], where=where)
         if not captions:
             raise ValueError(f"{where}: captions must hold at least one text")

@@ -40,9 +40,7 @@ class PublishedChoice:
     correct: bool
 
 
-def read_sugarcrepe(
-    annotations: FilePath, images: FilePath | None = None, *, on_missing: str = "error"
-) -> Dataset:
+def read_sugarcrepe(annotations: FilePath, images: FilePath | None = None, *, on_missing: str = "error") -> Dataset:
     """SugarCrepe from the folder of its JSON files or from the CSV copy.
 
     Arguments

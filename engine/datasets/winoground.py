@@ -50,9 +50,7 @@ def read_winoground(
         raise FileNotFoundError(f"winoground: {base} must hold examples.jsonl (itself or in data/)")
     finder = ImageFolder(images, "winoground")
     extra = _read_tags(tags)
-    items = tuple(
-        _item(row, finder, extra, f"winoground: line {number}") for number, row in read_json_lines(path)
-    )
+    items = tuple(_item(row, finder, extra, f"winoground: line {number}") for number, row in read_json_lines(path))
     if extra is not None and not {item.id for item in items} & extra.keys():
         raise ValueError(f"winoground: {tags} must name the items of {path} by id, it names none of them")
     missing = finder.check(on_missing)

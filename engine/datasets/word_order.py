@@ -80,8 +80,7 @@ def reorder(caption: str, key: str, tagger: Tagger = function_word_tagger) -> tu
     )
     sources = (words, words, plain, plain)
     return tuple(
-        _another(way, source, f"{key}/{name}")
-        for way, source, name in zip(ways, sources, PERTURBATIONS, strict=True)
+        _another(way, source, f"{key}/{name}") for way, source, name in zip(ways, sources, PERTURBATIONS, strict=True)
     )
 
 

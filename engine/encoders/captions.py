@@ -42,9 +42,7 @@ class CaptionSegments:
         texts, negated = [], []
         for row, segments in enumerate(parts):
             if isinstance(segments, str):
-                raise TypeError(
-                    f"encode_texts: segments of text {row} must be a list, got one string {segments!r}"
-                )
+                raise TypeError(f"encode_texts: segments of text {row} must be a list, got one string {segments!r}")
             texts.append(tuple(part if isinstance(part, str) else part.text for part in segments))
             negated.append(tuple(not isinstance(part, str) and part.negated for part in segments))
         return CaptionSegments(tuple(texts), tuple(negated), segmenter)
@@ -110,15 +108,11 @@ def label_prompts(
     if not names or len(set(names)) != len(names):
         raise ValueError(f"classify: labels must be distinct and at least one, got {names}")
     if not templates or any("{}" not in template for template in templates):
-        raise ValueError(
-            f"classify: every template must hold {{}}, where the label goes, got {list(templates)}"
-        )
+        raise ValueError(f"classify: every template must hold {{}}, where the label goes, got {list(templates)}")
     sentences = [template.replace("{}", name) for name in names for template in templates]
     features = encode_captions(encoder, sentences, Needs(), batch_size=batch_size)
     mean = features.embedding.unflatten(0, (len(names), len(templates))).mean(dim=1)
-    return TextFeatures(
-        functional.normalize(mean, dim=-1), texts=tuple(names), fingerprint=features.fingerprint
-    )
+    return TextFeatures(functional.normalize(mean, dim=-1), texts=tuple(names), fingerprint=features.fingerprint)
 
 
 def _with_segments(

@@ -39,7 +39,7 @@ def read_tokenizer(who: str, name: str | Path, *, local: bool) -> Any:
         )
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(str(name), local_files_only=local)
+    return AutoTokenizer.from_pretrained(str(name), local_files_only=local, trust_remote_code=False)
 
 
 class HubTokenizer:
@@ -79,9 +79,7 @@ class HubTokenizer:
         self._special = sorted(
             {value for value in ids.values() if value is not None} | ({0} if blank_separator else set())
         )
-        self._ends = [
-            value for name, value in ids.items() if name[:3] in ("eos", "sep") and value is not None
-        ]
+        self._ends = [value for name, value in ids.items() if name[:3] in ("eos", "sep") and value is not None]
         pad_id = ids["pad_token_id"]
         self._pad = (0 if pad_id is None else pad_id, tokenizer.padding_side)
 

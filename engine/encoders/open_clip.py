@@ -50,9 +50,7 @@ class OpenClipEncoder(DualEncoder):
         self._config, self._preprocess = source.config, source.preprocess
         self.device, self._dtype = placement
         text_cfg = source.config["text_cfg"]
-        self._tokenizer, rules = build_tokenizer(
-            name, model, text_cfg, folder=source.folder, chosen=tokenizer
-        )
+        self._tokenizer, rules = build_tokenizer(name, model, text_cfg, folder=source.folder, chosen=tokenizer)
         self._pixels = _pixel_rules(name, model, source.preprocess, resize)
         family = _family(source.config)
         facts = {
@@ -203,9 +201,7 @@ def _family(config: dict[str, Any]) -> str:
     vision = str(config["vision_cfg"].get("timm_model_name", "")).lower()
     if "siglip" in vision:
         text = config["text_cfg"]
-        second = (
-            "siglip2" in str(text.get("hf_tokenizer_name", "")).lower() or text.get("vocab_size") == 256000
-        )
+        second = "siglip2" in str(text.get("hf_tokenizer_name", "")).lower() or text.get("vocab_size") == 256000
         return "siglip2" if second else "siglip"
     return "pe" if "pe_core" in vision else "clip"
 

@@ -88,9 +88,7 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, architecture: str) ->
         if names
     ]
     if faults:
-        raise ValueError(
-            f"open_clip: {checkpoint.path} does not fit architecture {architecture}: {'; '.join(faults)}"
-        )
+        raise ValueError(f"open_clip: {checkpoint.path} does not fit architecture {architecture}: {'; '.join(faults)}")
     model.load_state_dict(state)
 
 
@@ -120,9 +118,7 @@ def choose_activation(
         said[f"the architecture {architecture}"] = "gelu"
     for who, activation in said.items():
         if activation not in ACTIVATIONS:
-            raise ValueError(
-                f"open_clip: activation must be 'gelu' or 'quick_gelu', got {activation!r} from {who}"
-            )
+            raise ValueError(f"open_clip: activation must be 'gelu' or 'quick_gelu', got {activation!r} from {who}")
     if not said:
         raise ValueError(
             f"open_clip: {architecture} exists with GELU and with QuickGELU, and nothing says which one "
@@ -199,9 +195,7 @@ def _read_sidecars(path: Path) -> dict[str, Any]:
 def _match_layout(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Rename the text tower's keys between open_clip's two layouts, and shape the two scalars alike."""
     if "text.positional_embedding" in wanted and "positional_embedding" in state:
-        state = {
-            f"text.{name}" if name.startswith(_OLD_TEXT) else name: value for name, value in state.items()
-        }
+        state = {f"text.{name}" if name.startswith(_OLD_TEXT) else name: value for name, value in state.items()}
     elif "positional_embedding" in wanted and "text.positional_embedding" in state:
         state = {name.removeprefix("text."): value for name, value in state.items()}
     scalars = {

@@ -85,9 +85,7 @@ def find_source(reference: str, *, activation: str | None = None, preprocess: st
     path = Path(weights).expanduser()
     if not (path.exists() or path.suffix in SUFFIXES or "/" in weights or "\\" in weights):
         shown = ", ".join(tags) or "none"
-        raise ValueError(
-            f"open_clip: {weights!r} is neither a tag of {architecture} nor a path; tags: {shown}"
-        )
+        raise ValueError(f"open_clip: {weights!r} is neither a tag of {architecture} nor a path; tags: {shown}")
     return _from_path(architecture, path, activation, preprocess)
 
 
@@ -140,16 +138,12 @@ def _from_folder(folder: Path, activation: str | None, preprocess: str | None) -
     known = [folder / name for name in WEIGHT_FILES if (folder / name).is_file()]
     found = known or sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES)
     if not found:
-        raise FileNotFoundError(
-            f"{who}: the weights are missing: {folder} holds none of {', '.join(WEIGHT_FILES)}"
-        )
+        raise FileNotFoundError(f"{who}: the weights are missing: {folder} holds none of {', '.join(WEIGHT_FILES)}")
     if not known and len(found) > 1:
         names = ", ".join(path.name for path in found)
         raise ValueError(f"{who}: which weights are meant? The folder holds {names}; keep one")
     content = json.loads(config_path.read_text(encoding="utf-8"))
-    return _from_config(
-        who, str(folder), content, read_checkpoint(found[0]), (activation, preprocess), folder
-    )
+    return _from_config(who, str(folder), content, read_checkpoint(found[0]), (activation, preprocess), folder)
 
 
 def _from_config(
@@ -165,9 +159,7 @@ def _from_config(
             raise ValueError(f"{who}: {CONFIG_FILE} must state {key!r}, got {', '.join(map(repr, content))}")
     activation, preprocess = stated
     if preprocess is not None:
-        raise ValueError(
-            f"{who}: {CONFIG_FILE} states the preprocessing, got preprocess={preprocess!r} as well"
-        )
+        raise ValueError(f"{who}: {CONFIG_FILE} states the preprocessing, got preprocess={preprocess!r} as well")
     config = deepcopy(content["model_cfg"])
     _refuse_other_activation(who, activation, bool(config.get("quick_gelu")))
     return Source(architecture, config, _preprocess_facts(content["preprocess_cfg"]), checkpoint, folder)
@@ -182,9 +174,7 @@ def _preprocess_of_path(architecture: str, checkpoint: Checkpoint, stated: str |
         if stated not in PREPROCESSING and stated not in tags:
             known = ", ".join([*PREPROCESSING, *tags])
             raise ValueError(f"open_clip: preprocess must be one of {known}, got {stated!r}")
-        return _preprocess_facts(
-            PREPROCESSING.get(stated) or open_clip.get_pretrained_cfg(architecture, stated)
-        )
+        return _preprocess_facts(PREPROCESSING.get(stated) or open_clip.get_pretrained_cfg(architecture, stated))
     in_file = checkpoint.facts.get("preprocess_cfg")
     if isinstance(in_file, Mapping):
         return _preprocess_facts(in_file)

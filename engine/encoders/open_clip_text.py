@@ -14,9 +14,7 @@ from engine.encoders.base import Tokens
 from engine.encoders.hub_tokenizer import HubTokenizer, has_tokenizer, read_tokenizer
 from engine.encoders.text_rules import POOLS, build_tokens, cut_rows, end_positions
 
-_CLIP_RULES = (
-    "lower case, cleaned (ftfy, HTML entities, blanks); start and end token; zeros to the full length"
-)
+_CLIP_RULES = "lower case, cleaned (ftfy, HTML entities, blanks); start and end token; zeros to the full length"
 _HUB_RULES = {
     "canonicalize": "lower case, punctuation dropped; end token; padded to the full length, which takes part",
     "lower": "lower case; padded to the full length",
@@ -107,7 +105,8 @@ def build_tokenizer(
     know.
     """
     text = getattr(model, "text", model)
-    pool = getattr(text, "pool_type", None) or getattr(model, "text_pool_type", "argmax")
+    # Hugging Face text towers pool on their own (first position or a mean) and have no end of this kind.
+    pool = getattr(text, "pool_type", None) or getattr(model, "text_pool_type", "first")
     end_id = getattr(text, "eos_id", None) or getattr(model, "text_eos_id", 0)
 
     def end(ids: Tensor) -> Tensor:
@@ -127,9 +126,7 @@ def build_tokenizer(
         rules = _HUB_RULES[clean]
     else:
         if chosen is not None:
-            raise ValueError(
-                f"{who}: tokenizer={str(chosen)!r} was given, but this model uses CLIP's own tokenizer"
-            )
+            raise ValueError(f"{who}: tokenizer={str(chosen)!r} was given, but this model uses CLIP's own tokenizer")
         built = ClipTokenizer(context_length, end, options.get("clean", "lower"))
         rules = built.rules
     if getattr(text, "cls_emb", None) is not None:

@@ -25,9 +25,7 @@ def place(device: torch.device | str, dtype: torch.dtype | str) -> tuple[torch.d
         device = "cuda" if torch.cuda.is_available() else "cpu"
     chosen = torch.device(device)
     if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            f"load: device {str(device)!r} was wanted, but torch sees no CUDA device here; use 'cpu'"
-        )
+        raise ValueError(f"load: device {str(device)!r} was wanted, but torch sees no CUDA device here; use 'cpu'")
     if dtype == "auto":
         return chosen, torch.float16 if chosen.type == "cuda" else torch.float32
     named = _DTYPES.get(dtype) if isinstance(dtype, str) else dtype

@@ -49,21 +49,15 @@ _FAMILIES = (
         "the embedded model, trained on rendered scenes",
         {"projected": True, "value": True},
         "lower case, words only; causal, so padding is inert",
-        "see spec",
+        "40",
         "softmax",
     ),
-    Family(
-        "clip", "open_clip:ViT-B-32/openai", "CLIP ViT, GELU or QuickGELU", _TAPS, _CLIP_TEXT, "77", "softmax"
-    ),
+    Family("clip", "open_clip:ViT-B-32/openai", "CLIP ViT, GELU or QuickGELU", _TAPS, _CLIP_TEXT, "77", "softmax"),
     Family("clip", "open_clip:RN50/openai", "CLIP ResNet and other towers", {}, _CLIP_TEXT, "77", "softmax"),
     Family("siglip", "open_clip:ViT-B-16-SigLIP/webli", "SigLIP", _TAPS, _SIGLIP_TEXT, "64", "sigmoid"),
     Family("siglip2", "open_clip:ViT-B-16-SigLIP2/webli", "SigLIP 2", _TAPS, _SIGLIP_TEXT, "64", "sigmoid"),
-    Family(
-        "pe", "open_clip:PE-Core-B-16/meta", "Perception Encoder", _TAPS, _CLIP_TEXT, "32 or 72", "softmax"
-    ),
-    Family(
-        "clip", "hf:openai/clip-vit-base-patch32", "CLIP of transformers", _TAPS, _CLIP_TEXT, "77", "softmax"
-    ),
+    Family("pe", "open_clip:PE-Core-B-16/meta", "Perception Encoder", _TAPS, _CLIP_TEXT, "32 or 72", "softmax"),
+    Family("clip", "hf:openai/clip-vit-base-patch32", "CLIP of transformers", _TAPS, _CLIP_TEXT, "77", "softmax"),
     Family(
         "siglip",
         "hf:google/siglip-base-patch16-224",
@@ -117,9 +111,7 @@ def load_encoder(
     family's loader raises.
     """
     given = {"resize": resize, "activation": activation, "preprocess": preprocess, "tokenizer": tokenizer}
-    plain, options = _split_options(
-        name, {key: str(value) for key, value in given.items() if value is not None}
-    )
+    plain, options = _split_options(name, {key: str(value) for key, value in given.items() if value is not None})
     family, _, reference = plain.partition(":")
     # Imported here: open_clip and transformers take seconds, and a user of one does not need the other.
     if family == "scenes":

@@ -25,7 +25,7 @@ class ScenesModelConfig:
     heads: int = 4
     image_layers: int = 6
     text_layers: int = 8
-    stem_width: int = 256
+    stem_width: int = 192
     embed_dim: int = 128
     context_length: int = 40
     vocabulary: int = 256
@@ -72,16 +72,24 @@ class Block(nn.Module):
         mixed = logits.softmax(dim=-1) @ v
         return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
 
-    def first(self, x: Tensor) -> Tensor:
-        """Position 0 of ``forward(x)`` alone, ``(B, 1, width)``: only it asks, all positions answer."""
+    def at(self, x: Tensor, position: Tensor, *, causal: bool = False) -> Tensor:
+        """``forward(x)`` at one ``position (B,)`` of each row alone, ``(B, width)``: one asks, all answer.
+
+        ``causal``: it does not look at what follows it.
+        """
         batch, length, width = x.shape
+        rows = torch.arange(batch, device=x.device)
         looked_at = self.norm_attention(x)
         (w_q, w_kv), (b_q, b_kv) = (part.split((width, 2 * width)) for part in (self.qkv.weight, self.qkv.bias))
-        q = functional.linear(looked_at[:, :1], w_q, b_q).view(batch, 1, self.heads, -1).transpose(1, 2)
+        q = functional.linear(looked_at[rows, position], w_q, b_q).view(batch, self.heads, 1, -1)
         kv = functional.linear(looked_at, w_kv, b_kv).view(batch, length, 2, self.heads, -1)
         k, v = kv.permute(2, 0, 3, 1, 4)  # each (B, heads, T, width / heads)
-        mixed = ((q * (q.shape[-1] ** -0.5)) @ k.transpose(-2, -1)).softmax(dim=-1) @ v
-        x = x[:, :1] + self.out(mixed.transpose(1, 2).reshape(batch, 1, width))
+        logits = (q * (q.shape[-1] ** -0.5)) @ k.transpose(-2, -1)  # (B, heads, 1, T)
+        if causal:
+            later = torch.arange(length, device=x.device) > position[:, None]
+            logits = logits.masked_fill(later[:, None, None], float("-inf"))
+        mixed = logits.softmax(dim=-1) @ v
+        x = x[rows, position] + self.out(mixed.reshape(batch, width))
         return x + self.down(functional.hardswish(self.up(self.norm_mlp(x))))
 
     def value_path(self, x: Tensor) -> Tensor:
@@ -96,8 +104,11 @@ class ImageTower(nn.Module):
 
     def __init__(self, config: ScenesModelConfig) -> None:
         super().__init__()
-        self.patch_size = config.patch_size
-        self.stem_in = nn.Linear(3 * config.patch_size**2, config.stem_width)
+        # Small strokes first, then windows that reach half a patch beyond the patch: an object that lies across
+        # the border of two patches is seen whole by one of them.
+        stroke = config.patch_size // 4
+        self.strokes = nn.Conv2d(3, 32, stroke, stride=stroke)
+        self.stem_in = nn.Conv2d(32, config.stem_width, 6, stride=4, padding=1)
         self.stem_out = nn.Linear(config.stem_width, config.width)
         self.class_token = nn.Parameter(0.02 * torch.randn(1, 1, config.width))
         self.positions = nn.Parameter(0.02 * torch.randn(1, 1 + config.side**2, config.width))
@@ -109,13 +120,12 @@ class ImageTower(nn.Module):
 
     def last_value_path(self, x: Tensor) -> Tensor:
         """``Block.value_path`` of the last block, ``(B, T, width)``, from its input."""
-        last = self.blocks[-1]
-        assert isinstance(last, Block)
-        return last.value_path(x)
+        return _last(self.blocks).value_path(x)
 
     def embed(self, pixels: Tensor) -> Tensor:
-        patches = functional.pixel_unshuffle(pixels, self.patch_size).flatten(2).transpose(1, 2)  # (B, P, 3 s s)
-        states = self.stem_out(functional.hardswish(self.stem_in(patches)))
+        strokes = functional.hardswish(self.strokes(pixels))  # (B, 32, S / 4, S / 4) at 16-pixel patches
+        patches = functional.hardswish(self.stem_in(strokes)).flatten(2).transpose(1, 2)  # (B, P, stem)
+        states = self.stem_out(patches)
         states = torch.cat([self.class_token.expand(len(pixels), -1, -1), states], dim=1)
         return states + self.positions
 
@@ -136,7 +146,8 @@ class ImageTower(nn.Module):
         x = self.embed(pixels)
         for block in self.blocks[:-1]:
             x = block(x)
-        return self.blocks[-1].first(x)[:, 0]  # type: ignore[operator]
+        first = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+        return _last(self.blocks).at(x, first)
 
 
 class TextTower(nn.Module):
@@ -165,6 +176,15 @@ class TextTower(nn.Module):
                 hidden[layer] = x
         return x, hidden
 
+    def end_state(self, ids: Tensor, end: Tensor) -> Tensor:
+        """The final state at the end token, ``(B, width)``, as ``forward`` has it, for less work."""
+        length = ids.shape[1]
+        x = self.embedding(ids) + self.positions[:length]
+        causal = x.new_full((length, length), float("-inf")).triu(1)
+        for block in self.blocks[:-1]:
+            x = block(x, causal)
+        return _last(self.blocks).at(x, end, causal=True)
+
 
 class ScenesModel(nn.Module):
     """Both towers and the learned logit scale (stored as its logarithm)."""
@@ -178,11 +198,14 @@ class ScenesModel(nn.Module):
 
     def embed_images(self, pixels: Tensor) -> Tensor:
         """Global embeddings ``(B, D)``, not normalised."""
-        states, _, _ = self.image(pixels)
-        return self.image.projection(self.image.norm(states[:, 0]))
+        return self.image.projection(self.image.norm(self.image.class_state(pixels)))
 
     def embed_texts(self, ids: Tensor, end: Tensor) -> Tensor:
         """Global embeddings ``(B, D)``, not normalised; ``end (B,)`` is the position of the end token."""
-        states, _ = self.text(ids)
-        last = states[torch.arange(len(ids), device=ids.device), end]
-        return self.text.projection(self.text.norm(last))
+        return self.text.projection(self.text.norm(self.text.end_state(ids, end)))
+
+
+def _last(blocks: nn.ModuleList) -> Block:
+    block = blocks[-1]
+    assert isinstance(block, Block)
+    return block

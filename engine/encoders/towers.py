@@ -141,9 +141,7 @@ class DualEncoder(Encoder):
         return None
 
     @torch.no_grad()
-    def encode_pixels(
-        self, pixels: Tensor, *, tap: str | None = None, layers: Sequence[int] = ()
-    ) -> ImageFeatures:
+    def encode_pixels(self, pixels: Tensor, *, tap: str | None = None, layers: Sequence[int] = ()) -> ImageFeatures:
         self._check_tap(tap)
         tower = self._image
         self._check_layers("image", layers, len(tower.blocks))
@@ -179,15 +177,12 @@ class DualEncoder(Encoder):
         return functional.normalize(tower.project(patches).float(), dim=-1)
 
     @torch.no_grad()
-    def encode_tokens(
-        self, tokens: Tokens, *, token_vectors: bool = False, layers: Sequence[int] = ()
-    ) -> TextFeatures:
+    def encode_tokens(self, tokens: Tokens, *, token_vectors: bool = False, layers: Sequence[int] = ()) -> TextFeatures:
         tower = self._text
         self._check_layers("text", layers, len(tower.blocks))
         if token_vectors and tower.project is None:
             raise ValueError(
-                f"{self.spec.name}: token vectors were wanted, but this text tower can only be read at its "
-                "end"
+                f"{self.spec.name}: token vectors were wanted, but this text tower can only be read at its end"
             )
         last = {len(tower.blocks)} if token_vectors else set()
         with tower.recorder.recording({*layers, *last}) as states:

@@ -7,6 +7,7 @@ vector is the pool's output when that patch is all it sees.
 from __future__ import annotations
 
 import json
+import string
 from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
@@ -31,15 +32,14 @@ TEXT_RULES = {
     "siglip": "lower case, punctuation dropped; end token; padded to the full length, padding takes part",
     "siglip2": "lower case; end token; padded to the full length, padding takes part",
 }
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _FILTERS: dict[int, Interpolation] = {2: "bilinear", 3: "bicubic"}
 
 
 class TransformersEncoder(DualEncoder):
     """A CLIP-like model of transformers with its pixel and text rules; made by ``load_transformers``."""
 
-    def __init__(
-        self, name: str, files: Files, *, resize: str, placement: tuple[torch.device, torch.dtype]
-    ) -> None:
+    def __init__(self, name: str, files: Files, *, resize: str, placement: tuple[torch.device, torch.dtype]) -> None:
         self.device, self._dtype = placement
         self._files = files
         model = files.model
@@ -178,11 +178,7 @@ def load_transformers(
         name, files, resize=resize or files.stated.get("resize", "model"), placement=placement
     )
     saved = files.stated.get("fingerprint")
-    if (
-        saved is not None
-        and resize in (None, files.stated.get("resize"))
-        and saved != encoder.spec.fingerprint
-    ):
+    if saved is not None and resize in (None, files.stated.get("resize")) and saved != encoder.spec.fingerprint:
         raise ValueError(
             f"{name}: the files were changed since they were saved: {STATED_FILE} states fingerprint "
             f"{saved}, weights and settings have {encoder.spec.fingerprint}"
@@ -205,13 +201,18 @@ def _tokenizer(model: Any, source: Any, family: str) -> HubTokenizer:
     text = model.config.text_config
     # Old CLIP configurations state 2, which is no end token; the model then pools the highest id.
     pool = "last" if family != "clip" else "argmax" if text.eos_token_id == 2 else "eos"
-    clean: Callable[[str], str] = str.lower if family == "siglip2" else str
+    cleaners: dict[str, Callable[[str], str]] = {"clip": str, "siglip": _canonical, "siglip2": str.lower}
     return HubTokenizer(
         source,
         int(text.max_position_embeddings),
-        clean=clean,
+        clean=cleaners[family],
         end=lambda ids: end_positions(ids, pool, text.eos_token_id),
     )
+
+
+def _canonical(text: str) -> str:
+    """SigLIP's training text. Its own tokenizer does the same, one that stands in for it may not."""
+    return " ".join(text.translate(_NO_PUNCTUATION).lower().split())
 
 
 def _embed_dim(config: Any) -> int:
@@ -236,13 +237,9 @@ def _pixel_rules(name: str, processor: Any, size: int, resize: str, *, native: b
         policy = "squash"
     elif sides.get("shortest_edge") == size and facts.get("do_center_crop") and set(cut.values()) == {size}:
         policy = "crop"
-    plain = (
-        facts.get("do_resize", True) and facts.get("do_rescale", True) and int(facts["resample"]) in _FILTERS
-    )
+    plain = facts.get("do_resize", True) and facts.get("do_rescale", True) and int(facts["resample"]) in _FILTERS
     if native and resize not in ("model", "source"):
-        raise ValueError(
-            f"{name}: a model of native aspect ratio has its own resizing, got resize={resize!r}"
-        )
+        raise ValueError(f"{name}: a model of native aspect ratio has its own resizing, got resize={resize!r}")
     if not native and resize == "model" and not (policy and plain):
         raise ValueError(
             f"{name}: the image processor's steps (size {sides}, crop {cut or None}) are no named policy for "

@@ -46,7 +46,9 @@ def read_files(who: str, reference: str, *, tokenizer: Path | None) -> Files:
     source = str(folder) if local else reference
     import transformers
 
-    config = transformers.AutoConfig.from_pretrained(source, local_files_only=local)
+    # No code of a repository is run, and nobody is asked whether it may.
+    options = {"local_files_only": local, "trust_remote_code": False}
+    config = transformers.AutoConfig.from_pretrained(source, **options)
     if config.model_type not in _MODELS:
         raise ValueError(f"{who}: model_type must be one of {', '.join(_MODELS)}, got {config.model_type!r}")
     kind = getattr(transformers, _MODELS[config.model_type])
@@ -56,7 +58,7 @@ def read_files(who: str, reference: str, *, tokenizer: Path | None) -> Files:
             source, local_files_only=local, dtype=torch.float32, output_loading_info=True
         )
     _check_weights(who, report)
-    processor = transformers.AutoImageProcessor.from_pretrained(source, local_files_only=local)
+    processor = transformers.AutoImageProcessor.from_pretrained(source, **options)
     if tokenizer is not None:
         words = read_tokenizer(who, tokenizer, local=True)
     else:
@@ -75,9 +77,7 @@ def _check_folder(who: str, folder: Path) -> None:
         ("image preprocessor", _PROCESSORS),
     ):
         if not any((folder / name).is_file() for name in names):
-            raise FileNotFoundError(
-                f"{who}: the {what} is missing: {folder} holds none of {', '.join(names)}"
-            )
+            raise FileNotFoundError(f"{who}: the {what} is missing: {folder} holds none of {', '.join(names)}")
 
 
 def _check_weights(who: str, report: Mapping[str, Any]) -> None:

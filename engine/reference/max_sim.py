@@ -65,14 +65,23 @@ class Side:
         keep = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device) if mask is None else mask
         return Side(tokens, keep, weights)
 
-    def part(self, span: slice) -> Side:
+    def part(self, span: slice) -> Part:
         """The rows of `span` in the dtype of the arithmetic; masked tokens and their weights become 0."""
         keep = self.keep[span]
         tokens = self.tokens[span].to(compute_dtype(self.tokens.dtype))
         tokens = tokens.masked_fill(~keep[..., None], 0)
         if self.weights is None:
-            return Side(tokens, keep, keep.to(tokens.dtype))
-        return Side(tokens, keep, self.weights[span].to(tokens.dtype).masked_fill(~keep, 0))
+            return Part(tokens, keep, keep.to(tokens.dtype))
+        return Part(tokens, keep, self.weights[span].to(tokens.dtype).masked_fill(~keep, 0))
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some rows of a side, as the arithmetic takes them."""
+
+    tokens: Tensor
+    keep: Tensor
+    weights: Tensor
 
 
 @dataclass(frozen=True)
@@ -231,6 +240,10 @@ class Incoming:
         c = self.scores[tile.place][..., None].to(weights.dtype) * weights
         return c if self.values is None else c + self.values[tile.place]
 
+    def winners(self, tile: Tile) -> Tensor:
+        assert self.argmax is not None, "the hard form's backward needs the argmax"
+        return self.argmax[tile.place]
+
 
 def max_sim_backward(
     q: Tensor,
@@ -253,21 +266,22 @@ def max_sim_backward(
     for tile in tiles(q, d, pairs):
         a, b = left.part(tile.queries), right.part(tile.documents)
         to_q, to_d = grad_q[tile.queries], grad_d[tile.documents]
-        c = None if forward is None else forward.coefficients(tile, _broadcast(a.weights, 0, pairs))
-        c_reverse = None if reverse is None else reverse.coefficients(tile, _broadcast(b.weights, 1, pairs))
         if temperature is not None:
-            p = _softmax_coefficients(c, c_reverse, a, b, temperature, pairs, precision)
-            left_to_right = ("aut,atk->auk", "aut,auk->atk") if pairs else ("abut,btk->auk", "abut,auk->btk")
+            p = _softmax_coefficients(forward, reverse, tile, a, b, temperature, precision)
+            to_each = ("aut,atk->auk", "aut,auk->atk") if pairs else ("abut,btk->auk", "abut,auk->btk")
             p = p[:, 0] if pairs else p
-            to_q += torch.einsum(left_to_right[0], p, b.tokens)
-            to_d += torch.einsum(left_to_right[1], p, a.tokens)
+            to_q += torch.einsum(to_each[0], p, b.tokens)
+            to_d += torch.einsum(to_each[1], p, a.tokens)
             continue
         i = torch.arange(a.tokens.shape[0], device=q.device)[:, None]
         j = i if pairs else torch.arange(b.tokens.shape[0], device=q.device)[None]
+        from_q, from_d = (a.tokens, i, to_q), (b.tokens, j, to_d)
         if forward is not None:
-            _to_winners(c, forward.argmax[tile.place], (a.tokens, i, to_q), (b.tokens, j, to_d))
+            c = forward.coefficients(tile, _broadcast(a.weights, 0, pairs))
+            _to_winners(c, forward.winners(tile), from_q, from_d)
         if reverse is not None:
-            _to_winners(c_reverse, reverse.argmax[tile.place], (b.tokens, j, to_d), (a.tokens, i, to_q))
+            c = reverse.coefficients(tile, _broadcast(b.weights, 1, pairs))
+            _to_winners(c, reverse.winners(tile), from_d, from_q)
     # The soft form multiplies the zeros of p by whatever the other side holds: 0 · NaN stays off masked tokens.
     grad_q.masked_fill_(~left.keep[..., None], 0)
     grad_d.masked_fill_(~right.keep[..., None], 0)
@@ -275,24 +289,26 @@ def max_sim_backward(
 
 
 def _softmax_coefficients(
-    c: Tensor | None,
-    c_reverse: Tensor | None,
-    a: Side,
-    b: Side,
+    forward: Incoming | None,
+    reverse: Incoming | None,
+    tile: Tile,
+    a: Part,
+    b: Part,
     temperature: float,
-    pairs: bool,
     precision: str,
 ) -> Tensor:
     """d(loss) / d(similarity) of a tile, (a, b, Lq, Ld): each c spread by its softmax, 0 at masked tokens."""
-    s = similarities(a.tokens, b.tokens, pairs, precision)
-    a_keep, b_keep = _broadcast(a.keep, 0, pairs)[..., None], _broadcast(b.keep, 1, pairs)[..., None, :]
+    s = similarities(a.tokens, b.tokens, tile.pairs, precision)
+    a_keep, b_keep = _broadcast(a.keep, 0, tile.pairs)[..., None], _broadcast(b.keep, 1, tile.pairs)[..., None, :]
     p = torch.zeros_like(s)
-    if c is not None:
+    if forward is not None:
+        c = forward.coefficients(tile, _broadcast(a.weights, 0, tile.pairs))
         values, _ = pool(s, b_keep, temperature)
         p = c[..., None] * ((s - values[..., None]) / temperature).exp()
-    if c_reverse is not None:
+    if reverse is not None:
+        c = reverse.coefficients(tile, _broadcast(b.weights, 1, tile.pairs))
         values, _ = pool(s.mT, a_keep.mT, temperature)
-        p = p + c_reverse[..., None, :] * ((s - values[..., None, :]) / temperature).exp()
+        p = p + c[..., None, :] * ((s - values[..., None, :]) / temperature).exp()
     return p.masked_fill(~(a_keep & b_keep), 0)
 
 

@@ -20,8 +20,6 @@ from engine.scenes.world import (
     SIZES,
     Group,
     SceneSpec,
-    allowed_colors,
-    allowed_materials,
     pick,
 )
 
@@ -127,15 +125,14 @@ def absent_phrase(groups: Sequence[Group], rng: np.random.Generator) -> str | No
     """A noun phrase without article that matches none of ``groups``, or None where a few draws find none.
 
     It is a shape, a color and a shape, a material and a shape, or a color or material and "object".
-    Together with ``groups`` it names no held-out combination: its shape is one of the scene's or of an
+    Together with ``groups`` it names no held-out set of shapes: its shape is one of the scene's or of an
     unused shape group.
     """
     taken = {SHAPE_GROUP[g.shape]: g.shape for g in groups}
     for _ in range(6):
         shape = SHAPES[pick(rng, len(SHAPES))]
         shape = taken.get(SHAPE_GROUP[shape], shape)
-        colors, materials = allowed_colors(shape), allowed_materials(shape)
-        color, material = colors[pick(rng, len(colors))], materials[pick(rng, len(materials))]
+        color, material = COLORS[pick(rng, len(COLORS))], MATERIALS[pick(rng, len(MATERIALS))]
         kind = rng.random()
         same_shape = [g for g in groups if g.shape == shape]
         if kind < 0.3:

@@ -3,9 +3,9 @@
 It follows BiSCoR-Ctrl (Miranda et al. 2026, arXiv 2604.11496): two images and two captions with the same
 objects and the same words, so that only who has which attribute tells them apart. Position is our addition.
 
-Splits: "in_domain" holds combinations that training shows, "held_out" only such that it never shows (two
-shapes of one shape group in that group's colors; for Material also in its materials), "shifted" puts
-held-out pairs among two or three further objects and draws them with ``SHIFTED`` settings.
+Splits: "in_domain" holds combinations that training shows, "held_out" only such that it never shows (two shapes of one
+shape group, each in a withheld look of color and material), "shifted" puts held-out pairs among two or three further
+objects and draws them with ``SHIFTED`` settings.
 """
 
 from __future__ import annotations
@@ -140,19 +140,17 @@ def pair_of_groups(rng: np.random.Generator, split: str, category: str) -> tuple
     """Two groups whose attributes may be exchanged without leaving the split."""
     ranks = [0, 1, 2]
     own = ranks.pop(pick(rng, 3))
+    hue = pick(rng, 3)
     if split == "in_domain":
         other = ranks.pop(pick(rng, 2))
-        # What both shapes may have in training: the third group's colors and materials.
-        k = ranks[0]
         shapes = [SHAPE_GROUPS[own][pick(rng, 3)], SHAPE_GROUPS[other][pick(rng, 3)]]
-        materials: tuple[str, ...] = MATERIAL_GROUPS[k]
+        # Of the three material groups, one is withheld for each of the two shapes: the last is for both.
+        (free,) = {0, 1, 2} - {-(own + hue) % 3, -(other + hue) % 3}
+        materials = MATERIAL_GROUPS[free]
     else:
-        k = own
-        shapes = draw(rng, SHAPE_GROUPS[k], 2)
-        materials = tuple(m for rank in ranks for m in MATERIAL_GROUPS[rank])
-        if category == "material":
-            materials = MATERIAL_GROUPS[k]
-    colors = draw(rng, COLOR_GROUPS[k], 2)
+        shapes = draw(rng, SHAPE_GROUPS[own], 2)
+        materials = MATERIAL_GROUPS[-(own + hue) % 3]
+    colors = draw(rng, COLOR_GROUPS[hue], 2)
     sizes = [SIZES[pick(rng, 2)] for _ in range(2)]
     counts = [1, 1]
     worn = [materials[pick(rng, len(materials))] for _ in range(2)]

@@ -23,7 +23,7 @@ from engine.scenes.items import (
     with_distractors,
 )
 from engine.scenes.world import (
-    COLOR_GROUPS,
+    COLORS,
     SHAPE_GROUPS,
     SHAPES,
     Group,
@@ -73,15 +73,15 @@ class RetrievalItem:
 
 
 def _absent(rng: np.random.Generator, pair: tuple[Group, Group], split: str) -> str:
-    """A color and a shape that the scene will not hold: a third shape, in its split's colors."""
+    """A color and a shape that the scene will not hold: a third shape, of its split's sets of shapes."""
     ranks = {k for k, group in enumerate(SHAPE_GROUPS) for g in pair if g.shape in group}
+    color = COLORS[pick(rng, len(COLORS))]
     if split == "in_domain":
         (k,) = {0, 1, 2} - ranks
-        colors = COLOR_GROUPS[(k + 1 + pick(rng, 2)) % 3]
-        return f"{colors[pick(rng, 3)]} {SHAPE_GROUPS[k][pick(rng, 3)]}"
+        return f"{color} {SHAPE_GROUPS[k][pick(rng, 3)]}"
     (k,) = ranks
     (shape,) = set(SHAPE_GROUPS[k]) - {g.shape for g in pair}
-    return f"{COLOR_GROUPS[k][pick(rng, 3)]} {shape}"
+    return f"{color} {shape}"
 
 
 def _options(template: str, present: tuple[str, str], absent: str) -> list[str]:

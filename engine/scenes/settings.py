@@ -14,7 +14,7 @@ class RenderSettings:
 
     name: str
     palette: tuple[tuple[int, int, int], ...]
-    small_px: float = 17.0
+    small_px: float = 18.0
     large_px: float = 29.0
     size_jitter: float = 0.1
     max_angle_deg: float = 10.0

@@ -3,12 +3,11 @@
 Shapes, colors and materials come in three groups each. A training scene never holds
 
 * two different shapes of the same shape group,
-* a shape of group ``k`` in a color of color group ``k``,
-* a shape of group ``k`` in a material of material group ``k``.
+* a shape in a color and a material that are withheld together: a third of all looks (shape, color, material), so
+  chosen that any two of the three words still meet in training.
 
-Held-out scenes hold exactly such things: two shapes of one group in that group's own colors. So every pair of
-shapes and every color-shape combination of a held-out test item is new, while each word was seen thousands
-of times.
+Held-out scenes hold exactly such things: two shapes of one group, each in a withheld look. So every set of shapes
+and every combination of attributes in a held-out test item is new, while each word was seen thousands of times.
 """
 
 from __future__ import annotations
@@ -144,17 +143,25 @@ def draw(rng: np.random.Generator, items: tuple[str, ...], n: int) -> list[str]:
     return [pool.pop(pick(rng, len(pool))) for _ in range(n)]
 
 
-def allowed_colors(shape: str) -> tuple[str, ...]:
-    """The six colors in which training may show ``shape``."""
-    return _ALLOWED_COLORS[SHAPE_GROUP[shape]]
+def is_withheld(shape: str, color: str, material: str) -> bool:
+    """Whether training never shows this look; a third of them all, and every two of the words meet elsewhere.
+
+    >>> is_withheld("circle", "red", "rubber"), is_withheld("circle", "red", "metal")
+    (True, False)
+    """
+    return (SHAPE_GROUP[shape] + COLOR_GROUP[color] + MATERIAL_GROUP[material]) % 3 == 0
 
 
-def allowed_materials(shape: str) -> tuple[str, ...]:
-    """The four materials in which training may show ``shape``."""
-    return _ALLOWED_MATERIALS[SHAPE_GROUP[shape]]
+def withheld_materials(shape: str, color: str) -> tuple[str, ...]:
+    """The two materials in which training never shows ``shape`` in ``color``."""
+    return MATERIAL_GROUPS[-(SHAPE_GROUP[shape] + COLOR_GROUP[color]) % 3]
 
 
-_ALLOWED_COLORS = tuple(tuple(c for c in COLORS if COLOR_GROUP[c] != k) for k in range(3))
+def allowed_materials(shape: str, color: str) -> tuple[str, ...]:
+    """The four materials in which training may show ``shape`` in ``color``."""
+    return _ALLOWED_MATERIALS[-(SHAPE_GROUP[shape] + COLOR_GROUP[color]) % 3]
+
+
 _ALLOWED_MATERIALS = tuple(tuple(m for m in MATERIALS if MATERIAL_GROUP[m] != k) for k in range(3))
 
 
@@ -162,10 +169,9 @@ def is_training_groups(groups: tuple[Group, ...]) -> bool:
     """Whether training may show these groups together in one scene."""
     seen: dict[int, str] = {}
     for group in groups:
-        k = SHAPE_GROUP[group.shape]
-        if COLOR_GROUP[group.color] == k or MATERIAL_GROUP[group.material] == k:
+        if is_withheld(group.shape, group.color, group.material):
             return False
-        if seen.setdefault(k, group.shape) != group.shape:
+        if seen.setdefault(SHAPE_GROUP[group.shape], group.shape) != group.shape:
             return False
     return True
 
@@ -176,16 +182,14 @@ def is_training_scene(spec: SceneSpec) -> bool:
 
 
 def is_held_out(spec: SceneSpec) -> bool:
-    """Whether the first two groups are a held-out pair: shapes of one group, both in its own colors."""
+    """Whether the first two groups are a held-out pair: shapes of one group, both in a withheld look."""
     if len(spec.groups) < 2:
         return False
     first, second = spec.groups[:2]
-    k = SHAPE_GROUP[first.shape]
     return (
         first.shape != second.shape
-        and SHAPE_GROUP[second.shape] == k
-        and COLOR_GROUP[first.color] == k
-        and COLOR_GROUP[second.color] == k
+        and SHAPE_GROUP[second.shape] == SHAPE_GROUP[first.shape]
+        and all(is_withheld(group.shape, group.color, group.material) for group in (first, second))
     )
 
 
@@ -252,32 +256,18 @@ def _training_groups(rng: np.random.Generator, max_groups: int) -> tuple[Group, 
     groups = []
     for count in counts:
         k = ranks.pop(pick(rng, len(ranks)))
-        groups.append(
-            Group(
-                SHAPE_GROUPS[k][pick(rng, 3)],
-                _ALLOWED_COLORS[k][pick(rng, 6)],
-                SIZES[pick(rng, 2)],
-                _ALLOWED_MATERIALS[k][pick(rng, 4)],
-                count,
-            )
-        )
+        groups.append(random_group(rng, SHAPE_GROUPS[k][pick(rng, 3)], count))
     return tuple(groups)
 
 
 def _held_out_groups(rng: np.random.Generator, n_groups: int) -> tuple[Group, ...]:
-    k = pick(rng, 3)
-    pair = draw(rng, SHAPE_GROUPS[k], 2)
+    pair = draw(rng, SHAPE_GROUPS[pick(rng, 3)], 2)
     counts = _counts(rng, n_groups)
-    groups = [
-        Group(
-            shape,
-            COLOR_GROUPS[k][pick(rng, 3)],
-            SIZES[pick(rng, 2)],
-            _ALLOWED_MATERIALS[k][pick(rng, 4)],
-            count,
-        )
-        for shape, count in zip(pair, counts[:2], strict=True)
-    ]
+    groups = []
+    for shape, count in zip(pair, counts[:2], strict=True):
+        color = COLORS[pick(rng, len(COLORS))]
+        materials = withheld_materials(shape, color)
+        groups.append(Group(shape, color, SIZES[pick(rng, 2)], materials[pick(rng, len(materials))], count))
     rest = draw(rng, tuple(s for s in SHAPES if s not in pair), n_groups - 2)
     for shape, count in zip(rest, counts[2:], strict=True):
         groups.append(random_group(rng, shape, count))
@@ -285,15 +275,10 @@ def _held_out_groups(rng: np.random.Generator, n_groups: int) -> tuple[Group, ..
 
 
 def random_group(rng: np.random.Generator, shape: str, count: int) -> Group:
-    """A group of ``shape`` with attributes that training allows for it."""
-    colors, materials = allowed_colors(shape), allowed_materials(shape)
-    return Group(
-        shape,
-        colors[pick(rng, len(colors))],
-        SIZES[pick(rng, 2)],
-        materials[pick(rng, len(materials))],
-        count,
-    )
+    """A group of ``shape`` in a look that training may show."""
+    color = COLORS[pick(rng, len(COLORS))]
+    materials = allowed_materials(shape, color)
+    return Group(shape, color, SIZES[pick(rng, 2)], materials[pick(rng, len(materials))], count)
 
 
 def cluster_cells(rng: np.random.Generator, counts: list[int]) -> list[list[int]]:

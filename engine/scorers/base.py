@@ -85,9 +85,7 @@ class Scorer(ABC):
                 "images again for this scorer"
             )
         if needs.aligned and not images.aligned:
-            would_do = (
-                ", ".join(map(repr, aligned_taps)) or "one whose spec says aligned (see `peaksim models`)"
-            )
+            would_do = ", ".join(map(repr, aligned_taps)) or "one whose spec says aligned (see `peaksim models`)"
             raise ValueError(
                 f"{self.name}: patches must live in the text's space, but those of tap {images.tap!r} do "
                 f"not; use tap {would_do}"
@@ -98,8 +96,7 @@ class Scorer(ABC):
         self.check(images, texts)
         if len(images) != len(texts):
             raise ValueError(
-                f"{self.name}: pairs need as many images as texts, got {len(images)} images and "
-                f"{len(texts)} texts"
+                f"{self.name}: pairs need as many images as texts, got {len(images)} images and {len(texts)} texts"
             )
 
 

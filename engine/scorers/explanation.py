@@ -68,9 +68,7 @@ class Explanation:
         caption. Raises ValueError when the explanation was made from features and holds no picture.
         """
         if self.image is None:
-            raise ValueError(
-                "Explanation.draw: needs the picture, but it was explained from features; give the image"
-            )
+            raise ValueError("Explanation.draw: needs the picture, but it was explained from features; give the image")
         factor = max(1.0, MIN_SIDE / max(self.image.size))
         size = (max(1, round(self.image.width * factor)), max(1, round(self.image.height * factor)))
         filters = Image.Resampling
@@ -89,9 +87,7 @@ class Explanation:
         return sheet
 
     def _shown(self) -> tuple[list[Match], int]:
-        by_share = sorted(
-            range(len(self.matches)), key=lambda i: -abs(self.matches[i].score * self.matches[i].weight)
-        )
+        by_share = sorted(range(len(self.matches)), key=lambda i: -abs(self.matches[i].score * self.matches[i].weight))
         kept = sorted(by_share[:MAX_ROWS])
         return [self.matches[i] for i in kept], len(self.matches) - len(kept)
 

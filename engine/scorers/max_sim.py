@@ -84,21 +84,17 @@ class MaxSim(Scorer):
             weight = half / len(kept_tokens) if self.reduction == "mean" else half
             best = similarity.argmax(dim=1).tolist()
             found += [
-                Match(words[u], patch_box(images, best[u]), float(similarity[u, best[u]]), weight)
-                for u in kept_tokens
+                Match(words[u], patch_box(images, best[u]), float(similarity[u, best[u]]), weight) for u in kept_tokens
             ]
         if self.direction != "text_to_image":
             weight = half / len(kept_patches) if self.reduction == "mean" else half
             best = similarity.argmax(dim=0).tolist()
             found += [
-                Match(words[best[p]], patch_box(images, p), float(similarity[best[p], p]), weight)
-                for p in kept_patches
+                Match(words[best[p]], patch_box(images, p), float(similarity[best[p], p]), weight) for p in kept_patches
             ]
         return found
 
-    def _sides(
-        self, images: ImageFeatures, texts: TextFeatures
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    def _sides(self, images: ImageFeatures, texts: TextFeatures) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """Tokens and patches with their masks, and a check that every side has something to match."""
         assert texts.tokens is not None and images.patches is not None  # `check` has seen to it
         for who, mask, labels in (
@@ -109,9 +105,7 @@ class MaxSim(Scorer):
                 continue
             row = int((~mask.any(dim=1)).nonzero()[0])
             shown = f" ({labels[row]!r})" if labels else ""
-            raise ValueError(
-                f"{self.name}: every {who} needs something to match, got none in {who} {row}{shown}"
-            )
+            raise ValueError(f"{self.name}: every {who} needs something to match, got none in {who} {row}{shown}")
         return texts.tokens, images.patches, texts.token_mask, images.patch_mask
 
     def _scores(self, images: ImageFeatures, texts: TextFeatures, *, pairs: bool) -> Tensor:

@@ -56,10 +56,10 @@ class ScenesTrainConfig:
 
     output: Path = Path("runs/scenes")
     seed: int = 0
-    steps: int = 3200
+    steps: int = 2800
     batch_size: int = 128
-    learning_rate: float = 1e-3
-    warmup_steps: int = 400
+    learning_rate: float = 1.2e-3
+    warmup_steps: int = 300
     weight_decay: float = 0.05
     clip_norm: float = 1.0
     presence_weight: float = 0.125
@@ -99,10 +99,9 @@ class Trainee(nn.Module):
         self, pixels: Tensor, ids: Tensor, end: Tensor, present: Tensor, counts: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Contrastive loss, auxiliary loss, and the share of images that pick their own caption."""
-        states, _, _ = self.model.image(pixels)
-        state = self.model.image.norm(states[:, 0])
+        state = self.model.image.norm(self.model.image.class_state(pixels))
         f = functional.normalize(self.model.image.projection(state).float(), dim=-1)
-        g = functional.normalize(self.model.embed_texts(ids, end).float(), dim=-1)
+        g = functional.normalize(self._embed_texts(ids, end).float(), dim=-1)
         logits = self.model.log_scale.float().exp() * (f @ g.T)
         target = torch.arange(len(f))
         contrastive = (functional.cross_entropy(logits, target) + functional.cross_entropy(logits.T, target)) / 2
@@ -114,6 +113,14 @@ class Trainee(nn.Module):
             count_loss = functional.cross_entropy(guess[single, -COUNTS:], counts[single] - 1)
             auxiliary = auxiliary + self.count_weight * count_loss
         return contrastive, auxiliary, (logits.argmax(dim=1) == target).float().mean()
+
+    def _embed_texts(self, ids: Tensor, end: Tensor) -> Tensor:
+        """Text embeddings, the shorter half of the captions apart: it need not be padded to the longest."""
+        order = end.argsort()
+        halves = [
+            self.model.embed_texts(ids[rows, : int(end[rows].max()) + 1], end[rows]) for rows in order.chunk(2)
+        ]
+        return torch.cat(halves)[order.argsort()]
 
 
 class Run:

@@ -1,0 +1,117 @@
+"""The registry of scorers, their options, and the features they refuse."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from engine.features import TextFeatures
+from engine.scorers.base import Scorer
+from engine.scorers.global_cosine import GlobalCosine
+from engine.scorers.max_sim import MaxSim
+from engine.scorers.registry import SCORERS, get_scorer
+from engine.scorers.sgi import SGI
+from tests.scorer_cases import make_images, make_texts, unit
+
+
+def test_the_registry_knows_three_scorers_and_says_so():
+    assert sorted(SCORERS) == ["global", "max_sim", "sgi"]
+    assert get_scorer("sgi") == SGI()
+    own = MaxSim(reduction="sum")
+    assert get_scorer(own) is own
+    with pytest.raises(ValueError, match=r"scorer: must be one of 'global', 'max_sim', 'sgi', got 'maxsim'"):
+        get_scorer("maxsim")
+    with pytest.raises(TypeError, match="scorer: must be a name or a Scorer object, got int"):
+        get_scorer(3)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: MaxSim(direction="both"), "direction must be one of 'text_to_image', .* got 'both'"),
+        (lambda: MaxSim(reduction="max"), "reduction must be one of 'mean', 'sum', got 'max'"),
+        (lambda: MaxSim(temperature=0.0), "temperature must be None or above 0, got 0.0"),
+        (lambda: SGI(crops="big"), "crops must be one of 'rescaled', 'native', got 'big'"),
+        (lambda: SGI(negation="flip"), "negation must be one of 'ignore', 'subtract', 'keep', got 'flip'"),
+        (
+            lambda: SGI(template="a photo"),
+            r"template must hold \{\} once, where the segment goes, got 'a photo'",
+        ),
+        (lambda: SGI(grid="none", full_image=False).needs(), None),
+    ],
+)
+def test_options_are_checked_when_they_are_given(make, message: str | None):
+    if message is None:
+        make()
+        return
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_what_the_options_ask_of_the_encoder():
+    assert GlobalCosine().needs().regions is None
+    needs = SGI(grid="dense", crops="native", fill="mean", full_image=False, template="a photo of {}").needs()
+    assert str(needs.regions) == "dense/native/mean/parts"
+    assert needs.segments and needs.segment_template == "a photo of {}"
+    needs = MaxSim(tap="value").needs()
+    assert needs.patches and needs.aligned and needs.tokens and needs.tap == "value"
+
+
+@pytest.mark.parametrize(
+    ("scorer", "changes", "message"),
+    [
+        (
+            MaxSim(),
+            {"patches": None, "patch_mask": None, "grid": None},
+            "max_sim: needs image patches, which the",
+        ),
+        (SGI(), {"regions": None, "region_mask": None, "boxes": None}, "sgi: needs image regions, which the"),
+        (
+            MaxSim(),
+            {"aligned": False, "tap": "hidden"},
+            "those of tap 'hidden' do not; use tap 'projected', 'value'",
+        ),
+        (MaxSim(tap="value"), {}, "patches must come from tap 'value', got 'projected'"),
+        (
+            SGI(crops="native"),
+            {},
+            "regions must follow the plan scenes/native/border/full, got scenes/rescaled/",
+        ),
+        (
+            GlobalCosine(),
+            {"fingerprint": "a"},
+            "images were encoded by a and texts by b; both must come from one",
+        ),
+        (SGI(template="a {}"), {}, r"segments must be encoded in the template 'a \{\}', got '\{\}'"),
+    ],
+    ids=str,
+)
+def test_features_that_do_not_fit_are_refused(scorer: Scorer, changes: dict, message: str):
+    images = replace(make_images(), **changes)
+    texts = replace(make_texts(), fingerprint="b")
+    with pytest.raises(ValueError, match=message):
+        scorer.check(images, texts, aligned_taps=("projected", "value"))
+
+
+def test_text_features_without_segments_are_refused():
+    with pytest.raises(ValueError, match="sgi: needs text segments, which the features do not hold"):
+        SGI().matrix(make_images(), TextFeatures(unit(2)))
+
+
+def test_regions_of_the_users_own_fit_every_plan():
+    images = replace(make_images(), region_plan="")
+    assert SGI(crops="native").matrix(images, make_texts()).shape == (3, 4)
+
+
+def test_pairs_of_unequal_number_are_refused():
+    for scorer in (GlobalCosine(), MaxSim(), SGI()):
+        with pytest.raises(ValueError, match="pairs need as many images as texts, got 3 images and 4 texts"):
+            scorer.pairs(make_images(), make_texts())
+
+
+def test_a_caption_without_a_word_has_nothing_to_match():
+    texts = make_texts()
+    texts.token_mask[2] = False
+    with pytest.raises(ValueError, match=r"every text needs something to match, got none in text 2 \('caption 2'\)"):
+        MaxSim().matrix(make_images(), texts)
