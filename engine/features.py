@@ -30,10 +30,12 @@ class RegionPlan:
     Attributes
     ----------
     grid: name of a crop grid in ``engine.crops``.
-    mode: ``"rescaled"`` (each crop fills the encoder's input) or ``"native"`` (each crop keeps its scale on a
-        canvas of the image's size, so that size words keep their meaning).
+    mode: ``"rescaled"`` (each crop fills the encoder's input), ``"native"`` (each crop keeps its scale on a
+        canvas of the image's size, so that size words keep their meaning) or ``"windows"`` (nothing is cut out:
+        one pass of the encoder, in which a class row for each region looks at that region's patches alone; for
+        encoders that have ``encode_windows``).
     fill: colour of what a crop does not cover: ``"border"`` (median colour of the image's border), ``"mean"``
-        (the encoder's mean colour) or an RGB tuple of 0..255.
+        (the encoder's mean colour) or an RGB tuple of 0..255. Without effect on windows.
     full_image: the whole image is one of the regions (the first).
     """
 

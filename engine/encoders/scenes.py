@@ -143,6 +143,12 @@ class ScenesEncoder(Encoder):
             fingerprint=self.spec.fingerprint,
         )
 
+    @torch.no_grad()
+    def encode_windows(self, pixels: Tensor, windows: Tensor) -> Tensor:
+        tower = self._model.image
+        states = tower.window_states(pixels, windows.to(pixels.device))
+        return functional.normalize(tower.projection(tower.norm(states)), dim=-1)
+
     def tokenize(self, texts: Sequence[str]) -> Tokens:
         unknown = sorted({word for text in texts for word in self.tokenizer.unknown(text)})
         if unknown:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from engine.encoders.windows import class_rows_attention
+
 
 @dataclass(frozen=True)
 class ScenesModelConfig:
@@ -64,6 +66,10 @@ class Block(nn.Module):
     def attention(self, x: Tensor, bias: Tensor | None) -> Tensor:
         batch, length, width = x.shape
         qkv = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
+        return self.out(self.mix(qkv, bias).reshape(batch, length, width))
+
+    def mix(self, qkv: Tensor, bias: Tensor | None = None) -> Tensor:
+        """What each position reads of all: ``(B, T, 3, heads, width / heads)`` to ``(B, T, heads, width / heads)``."""
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, heads, T, width / heads)
         # Plain products: on CPUs they beat scaled_dot_product_attention's bfloat16 backward.
         logits = (q * (q.shape[-1] ** -0.5)) @ k.transpose(-2, -1)  # (B, heads, T, T)
@@ -148,6 +154,19 @@ class ImageTower(nn.Module):
             x = block(x)
         first = torch.zeros(len(x), dtype=torch.int64, device=x.device)
         return _last(self.blocks).at(x, first)
+
+
+    def window_states(self, pixels: Tensor, windows: Tensor) -> Tensor:
+        """Final states ``(B, W, width)`` of a class token for each of ``windows (B, W, 4)``, in cells of the grid.
+
+        The token of a window over the whole grid ends as ``class_state`` does.
+        """
+        x = self.embed(pixels)
+        x = torch.cat([x, x[:, :1].expand(-1, windows.shape[1], -1)], dim=1)
+        side = round((x.shape[1] - 1 - windows.shape[1]) ** 0.5)
+        for block in self.blocks:
+            x = block.with_windows(x, windows, (side, side))  # type: ignore[operator]
+        return x[:, x.shape[1] - windows.shape[1] :]
 
 
 class TextTower(nn.Module):
