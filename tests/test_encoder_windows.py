@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,14 +66,12 @@ def some_windows(grid: tuple[int, int]) -> Tensor:
 
 @pytest.mark.parametrize("box, wanted", [
     ((0, 0, 96, 96), (0, 0, 6, 6)), ((0, 0, 48, 48), (0, 0, 3, 3)), ((16, 32, 64, 80), (1, 2, 4, 5)),
-    ((8, 0, 40, 96), (1, 0, 3, 6)),  # half of columns 0 and 2: the first is ceil(1/2 - 1/2) = 0
+    ((8, 0, 40, 96), (0, 0, 3, 6)),  # exactly half of columns 0 and 2
     ((9, 7, 39, 41), (1, 0, 2, 3)), ((30, 30, 33, 34), (1, 2, 2, 3)), ((0, 0, 1, 1), (0, 0, 1, 1)),
     ((95, 95, 96, 96), (5, 5, 6, 6)), ((0, 50, 96, 52), (0, 3, 6, 4)), ((-40, 0, -20, 96), (0, 0, 1, 6)),
     ((200, 10, 300, 20), (5, 0, 6, 1)), ((-50, -50, 500, 500), (0, 0, 6, 6)),
 ])  # fmt: skip
 def test_the_cells_of_a_box(box: tuple, wanted: tuple) -> None:
-    if box == (8, 0, 40, 96):
-        wanted = (0, 0, 3, 6)
     assert window_cells(np.array([box]), (0, 0, 96, 96), (6, 6)).tolist() == [list(wanted)]
 
 
@@ -86,7 +85,7 @@ def test_cells_of_a_view_that_is_not_the_image() -> None:
 def test_cells_agree_with_a_loop_over_them() -> None:
     rng = np.random.default_rng(0)
     corners = np.sort(rng.integers(-10, 80, (200, 2, 2)), axis=1)
-    boxes = np.concatenate([corners[:, 0], corners[:, 1] + 1], axis=1)[:, [0, 1, 2, 3]]
+    boxes = np.concatenate([corners[:, 0], corners[:, 1] + 1], axis=1)
     cells = window_cells(boxes, (3, -2, 70, 61), (5, 7))
     for box, (x0, y0, x1, y1) in zip(boxes.tolist(), cells.tolist(), strict=True):
         for first, last, start, stop, low, side, n in (
@@ -174,7 +173,7 @@ def test_regions_of_a_plan(encoders: dict[str, Encoder], family: str) -> None:
     with_patches = encoder.encode_images(pictures(), regions=plan, tap=encoder.spec.default_tap)
     assert with_patches.patches is not None
     assert_close(with_patches.regions, found.regions)  # type: ignore[arg-type]
-    assert torch.equal(with_patches.embedding, plain.embedding)
+    assert_close(with_patches.embedding, plain.embedding)
 
 
 def test_boxes_of_ones_own(encoders: dict[str, Encoder]) -> None:
@@ -204,8 +203,6 @@ def test_sgi_scores_windows(encoders: dict[str, Encoder]) -> None:
     images = encoder.encode_images(pictures(), regions=plan)
     texts = encoder.encode_texts(["red cube", "blue ball"])
     segments = texts.embedding[:, None].repeat(1, 2, 1)
-    from dataclasses import replace
-
     scores = scorer.matrix(images, replace(texts, segments=segments))
     assert images.regions is not None
     wanted = torch.einsum("ird,td->itr", images.regions, texts.embedding).amax(2)
