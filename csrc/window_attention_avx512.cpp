@@ -28,7 +28,8 @@ inline __m512 fold4(const __m512* a) {
     const __m512 ab = sum_ps(_mm512_maskz_unpacklo_ps(kAll, a[0], a[1]), _mm512_maskz_unpackhi_ps(kAll, a[0], a[1]));
     const __m512 cd = sum_ps(_mm512_maskz_unpacklo_ps(kAll, a[2], a[3]), _mm512_maskz_unpackhi_ps(kAll, a[2], a[3]));
     const __m512d x = _mm512_castps_pd(ab), y = _mm512_castps_pd(cd);
-    return sum_ps(_mm512_castpd_ps(_mm512_maskz_unpacklo_pd(kAllPairs, x, y)), _mm512_castpd_ps(_mm512_maskz_unpackhi_pd(kAllPairs, x, y)));
+    return sum_ps(_mm512_castpd_ps(_mm512_maskz_unpacklo_pd(kAllPairs, x, y)),
+                  _mm512_castpd_ps(_mm512_maskz_unpackhi_pd(kAllPairs, x, y)));
 }
 
 inline __m512 join(__m512 a, __m512 b) {

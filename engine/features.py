@@ -332,7 +332,8 @@ def _cat(cls: type[Features], parts: Sequence[Features]) -> Features:
             source = next(name for name, mask in _PADDED.items() if mask == item.name)
             rows = [getattr(part, source) for part in parts]
             values = [
-                torch.ones_like(row[..., 0], dtype=torch.bool) if v is None else v for row, v in zip(rows, values, strict=True)
+                torch.ones_like(row[..., 0], dtype=torch.bool) if v is None else v
+                for row, v in zip(rows, values, strict=True)
             ]
         if all(value is None for value in values):
             continue

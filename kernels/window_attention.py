@@ -44,10 +44,7 @@ def plan_window_attention(cells: int, dim: int) -> Plan:
 @triton.jit
 def _box(windows_ptr, b, w, n_windows, rows, columns, SHARED: tl.constexpr):
     """Window w of image b, clipped to the grid: its first column and row, its width, how many cells it holds."""
-    if SHARED:
-        at = windows_ptr + w * 4
-    else:
-        at = windows_ptr + (b * n_windows + w) * 4
+    at = windows_ptr + (w if SHARED else b * n_windows + w) * 4
     x0 = tl.maximum(tl.load(at), 0)
     y0 = tl.maximum(tl.load(at + 1), 0)
     x1 = tl.minimum(tl.load(at + 2), columns)

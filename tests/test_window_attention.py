@@ -14,7 +14,9 @@ from tests.window_attention_oracle import BACKENDS, DTYPES, INF, NAN, boxes, che
 per_backend = pytest.mark.parametrize("backend", BACKENDS)
 with_and_without_own = pytest.mark.parametrize("own", [True, False], ids=["own", "no own"])
 
-EMPTY = [(0, 0, 0, 0), (1, 1, 1, 3), (2, 0, 1, 3), (0, 3, 4, 5), (-5, -5, 0, 9), (4, 0, 9, 3), (-(2**31), 2, 2**31 - 1, 1)]
+EMPTY = [
+    (0, 0, 0, 0), (1, 1, 1, 3), (2, 0, 1, 3), (0, 3, 4, 5), (-5, -5, 0, 9), (4, 0, 9, 3), (-(2**31), 2, 2**31 - 1, 1),
+]  # fmt: skip
 
 
 @per_backend
@@ -204,7 +206,9 @@ def test_wrong_arguments_are_refused() -> None:
     refused(TypeError, r"q must be a torch.Tensor, got list", q=[1])
     refused(ValueError, r"q must have the shape \(B, W, H, hd\), got \(2, 3, 2\)", q=x[..., 0])
     refused(TypeError, r"q must be one of float32, .* got int64", q=x.long())
-    refused(ValueError, r"k must have the shape \(B, rows \* columns, H, hd\) = \(2, 10, 2, 4\), got \(2, 3, 2, 4\)", k=x)
+    refused(ValueError,
+            r"k must have the shape \(B, rows \* columns, H, hd\) = \(2, 10, 2, 4\), got \(2, 3, 2, 4\)",
+            k=x)  # fmt: skip
     refused(TypeError, r"v must have q's dtype float32, got float64", v=torch.randn(2, 10, 2, 4).double())
     refused(ValueError, r"v must be on cpu as q is, got meta", v=torch.randn(2, 10, 2, 4, device="meta"))
     refused(ValueError, r"own_k and own_v go together, got own_k without own_v", own_v=None)
@@ -215,7 +219,8 @@ def test_wrong_arguments_are_refused() -> None:
     refused(TypeError, r"windows must be int32, got int64", windows=torch.zeros(3, 4, dtype=torch.int64))
     refused(ValueError, r"windows must have the shape \(W, 4\) = \(3, 4\) or \(B, W, 4\) = \(2, 3, 4\), got \(4, 4\)",
             windows=boxes(*[(0, 0, 1, 1)] * 4))  # fmt: skip
-    refused(ValueError, r"windows must be on cpu as q is, got meta", windows=torch.zeros(3, 4, dtype=torch.int32, device="meta"))
+    refused(ValueError, r"windows must be on cpu as q is, got meta",
+            windows=torch.zeros(3, 4, dtype=torch.int32, device="meta"))  # fmt: skip
     refused(ValueError, r"grid must be \(rows, columns\), two whole numbers of at least 0, got \(2, -5\)", grid=(2, -5))
     refused(ValueError, r"grid must be \(rows, columns\), .* got 10", grid=10)
     refused(ValueError, r"grid must have fewer than 2\^31 - 1 cells, got 65536 x 65536", grid=(65536, 65536))
@@ -233,5 +238,5 @@ def test_float64_goes_to_the_reference() -> None:
 
 def test_an_unknown_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PEAKSIM_CPU_ISA", "sse9")
-    with pytest.raises(ValueError, match="window_attention: the instruction set must be one of .*generic, got sse9"):
+    with pytest.raises(ValueError, match=r"window_attention: the instruction set must be one of .*, got sse9"):
         window_attention(**random_case(1, 1, 1, 4, (2, 2)), backend="cpp")

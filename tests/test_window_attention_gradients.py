@@ -49,7 +49,8 @@ def test_gradients_of_long_heads(backend: str) -> None:
     case = random_case(1, 3, 1, 136, (2, 5))
     upstream = torch.randn(case["q"].shape)
     wide = {name: x.double() if name in floating(case) else x for name, x in case.items()}
-    got, wanted = gradients(lambda c: run(backend, c), case, upstream), gradients(lambda c: dense(**c), wide, upstream.double())
+    got = gradients(lambda c: run(backend, c), case, upstream)
+    wanted = gradients(lambda c: dense(**c), wide, upstream.double())
     for name, expected in wanted.items():
         assert_close(got[name], expected, dtype=torch.float32, scale=10, what=name)
 

@@ -72,8 +72,9 @@ def test_the_whole_grid_equals_every_order_of_its_cells(backend: str, shape: tup
     assert_close(run(backend, case | mixed), run(backend, case), scale=3)
     # A cell more is a cell less of the own kind: the own key moved onto the grid as one more row.
     first = {n: case[n][:, :1] for n in ("q", "own_k", "own_v")}
-    longer = {"q": first["q"], "windows": boxes((0, 0, rows * columns + 1, 1)), "grid": (1, rows * columns + 1),
-              "k": torch.cat([case["k"], first["own_k"]], 1), "v": torch.cat([case["v"], first["own_v"]], 1)}  # fmt: skip
+    n = rows * columns + 1
+    joined = {name: torch.cat([case[name], first["own_" + name]], 1) for name in ("k", "v")}
+    longer = {"q": first["q"], "windows": boxes((0, 0, n, 1)), "grid": (1, n), **joined}
     assert_close(run(backend, longer), run(backend, case)[:, :1], scale=3)
 
 
@@ -95,7 +96,8 @@ windows = torch.stack([x[:, 0], y[:, 0], x[:, 1], y[:, 1]], 1).to(torch.int32)
 q, own_k, own_v = (torch.randn(1, 4000, 2, 16) for _ in range(3))
 k, v = (torch.randn(1, 1024, 2, 16, requires_grad=True) for _ in range(2))
 def step(n):
-    window_attention(q[:, :n], k, v, windows[:n], grid=(32, 32), own_k=own_k[:, :n], own_v=own_v[:, :n]).sum().backward()
+    own = {'own_k': own_k[:, :n], 'own_v': own_v[:, :n]}
+    window_attention(q[:, :n], k, v, windows[:n], grid=(32, 32), **own).sum().backward()
 step(1)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 step(4000)

@@ -21,8 +21,8 @@ from engine.kernels import window_attention as kernels
 
 # What the interpreter repeats; views, dtypes and laws take the same path through the kernels as these.
 REPEATED = {
-    "tests/test_window_attention.py": "empty or single_cell or influence or sees or infinite or far_apart or each_image or "
-    "scale or (sizes and (33 or 150)) or (strides and float32)",
+    "tests/test_window_attention.py": "empty or single_cell or influence or sees or infinite or far_apart "
+    "or each_image or scale or (sizes and (33 or 150)) or (strides and float32)",
     "tests/test_window_attention_gradients.py": "test_gradients or exactly_zero or stays_off or reproducible",
 }
 KERNELS = {

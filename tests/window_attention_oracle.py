@@ -51,7 +51,8 @@ def random_case(
 ) -> dict[str, Any]:
     """Arguments of `window_attention`: normal numbers, random windows, the first over the whole grid."""
     of_windows, of_cells = (n_images, n_windows, n_heads, dim), (n_images, grid[0] * grid[1], n_heads, dim)
-    names = {"q": of_windows, "k": of_cells, "v": of_cells} | ({"own_k": of_windows, "own_v": of_windows} if own else {})
+    names = {"q": of_windows, "k": of_cells, "v": of_cells}
+    names |= {"own_k": of_windows, "own_v": of_windows} if own else {}
     case: dict[str, Any] = {name: torch.randn(shape).to(dtype) for name, shape in names.items()}
     windows = torch.stack([random_boxes(n_windows, grid) for _ in range(1 if shared else n_images)])
     windows[:, :1] = boxes((0, 0, grid[1], grid[0]))
@@ -88,7 +89,8 @@ def oracle(
 ) -> Tensor:
     """The contract in float64."""
     n_images, n_windows, n_heads, dim = q.shape
-    lists = {n: x.double().tolist() for n, x in {"q": q, "k": k, "v": v, "u": own_k, "z": own_v}.items() if x is not None}
+    given = {"q": q, "k": k, "v": v, "u": own_k, "z": own_v}
+    lists = {name: x.double().tolist() for name, x in given.items() if x is not None}
     scale = dim**-0.5 if scale is None else scale
     out = torch.zeros(q.shape, dtype=torch.float64)
     for b in range(n_images):

@@ -218,9 +218,7 @@ class Encoder(ABC):
             done.append(self.encode_pixels(torch.stack(batch).to(self.device)).embedding)
         return torch.cat(done)[torch.tensor(rows, device=self.device)]
 
-    def _distinct(
-        self, pictures: Iterable[Image.Image], rows: list[int], batch_size: int
-    ) -> Iterator[list[Tensor]]:
+    def _distinct(self, pictures: Iterable[Image.Image], rows: list[int], batch_size: int) -> Iterator[list[Tensor]]:
         """Batches of the inputs that differ; ``rows`` gets, for each picture, the number of its input."""
         place: dict[tuple[tuple[int, int], bytes], int] = {}
         batch: list[Tensor] = []

@@ -199,9 +199,7 @@ def save_scenes(folder: str | PathLike[str], model: ScenesModel, words: Sequence
         path.write_text(json.dumps(facts, indent=1) + "\n")
 
 
-def load_scenes(
-    folder: str | PathLike[str] | None = None, *, device: torch.device | str = "cpu"
-) -> ScenesEncoder:
+def load_scenes(folder: str | PathLike[str] | None = None, *, device: torch.device | str = "cpu") -> ScenesEncoder:
     """The embedded encoder, or one that ``peaksim train scenes`` wrote into ``folder``.
 
     Raises FileNotFoundError naming the missing file, ValueError for a file of another format.

@@ -29,9 +29,7 @@ def _window_attention(
 ) -> Tensor:
     """The op on checked arguments."""
     if backend == "reference":
-        return reference.window_attention(
-            q, k, v, own_k, own_v, windows, rows=rows, columns=columns, scale=scale
-        )
+        return reference.window_attention(q, k, v, own_k, own_v, windows, rows=rows, columns=columns, scale=scale)
     out = q.new_empty(q.shape)
     if out.numel() == 0:
         return out
@@ -88,9 +86,7 @@ def _window_attention_backward(
     if backend == "triton":
         from engine.kernels.window_attention import window_attention_backward
 
-        return window_attention_backward(
-            grad, q, k, v, own_k, own_v, windows, rows=rows, columns=columns, scale=scale
-        )
+        return window_attention_backward(grad, q, k, v, own_k, own_v, windows, rows=rows, columns=columns, scale=scale)
     grads = _empty_gradients(q, k, own_k, torch.float32)
     extension(OP).window_attention_backward(
         *(as_array(x if x is None else dense_rows(x)) for x in (grad, q, k, v, own_k, own_v)),
