@@ -90,6 +90,7 @@ def test_a_result_lies_between_the_values(backend: str, shape: tuple, seed: int)
 
 MEASURED = """
 import resource, torch
+from engine.ops.window_attention import window_attention
 torch.manual_seed(0)
 x, y = (torch.randint(0, 33, (4000, 2)).sort(1).values for _ in range(2))
 windows = torch.stack([x[:, 0], y[:, 0], x[:, 1], y[:, 1]], 1).to(torch.int32)
