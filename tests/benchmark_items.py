@@ -73,9 +73,7 @@ def sugarcrepe_items(count: int = 240) -> Dataset:
         subset = sugarcrepe.SUBSETS[row % 7]
         kind, subtype = subset.split("_")
         texts = (f"cup {row}", f"tall blue cup {row}")
-        items.append(
-            Item(f"{subset}/{row}", (ImageRef(f"{row % (count // 3)}.jpg"),), texts, 0, kind, subtype)
-        )
+        items.append(Item(f"{subset}/{row}", (ImageRef(f"{row % (count // 3)}.jpg"),), texts, 0, kind, subtype))
     return Dataset("sugarcrepe", f"{count} items", sugarcrepe.RULE, tuple(items))
 
 

@@ -39,15 +39,11 @@ class KeyedEncoder(FakeEncoder):
         pixels.view(-1)[:WIDTH] = torch.stack([vector(name) for name in names]).mean(dim=0)
         return pixels
 
-    def encode_pixels(
-        self, pixels: Tensor, *, tap: str | None = None, layers: Sequence[int] = ()
-    ) -> ImageFeatures:
+    def encode_pixels(self, pixels: Tensor, *, tap: str | None = None, layers: Sequence[int] = ()) -> ImageFeatures:
         embedding = functional.normalize(pixels.flatten(1)[:, :WIDTH], dim=-1)
         return ImageFeatures(embedding=embedding, fingerprint=self.spec.fingerprint)
 
-    def encode_tokens(
-        self, tokens: Tokens, *, token_vectors: bool = False, layers: Sequence[int] = ()
-    ) -> TextFeatures:
+    def encode_tokens(self, tokens: Tokens, *, token_vectors: bool = False, layers: Sequence[int] = ()) -> TextFeatures:
         return TextFeatures(
             embedding=torch.stack([vector(self._key_of(text).encode()) for text in tokens.texts]),
             truncated=tokens.truncated,

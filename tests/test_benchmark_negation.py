@@ -62,8 +62,8 @@ def test_a_constant_gets_nothing_though_the_first_of_equals_would_get_a_quarter(
 
 
 def test_chance_is_a_quarter():
-    result = evaluate(keyed(), GLOBAL, NegationBenchmark(items=400, scenes=0)).result("global")
-    assert result.accuracy().value == pytest.approx(0.25, abs=0.06)
+    result = evaluate(keyed(), GLOBAL, NegationBenchmark(items=200, scenes=0)).result("global")
+    assert result.accuracy().value == pytest.approx(0.25, abs=0.08)
     assert result.choice.baselines["chance"] == 0.25
 
 
@@ -123,8 +123,7 @@ def test_every_scorer_is_measured_as_the_engine_scores():
     items = negation_items(3, seed=benchmark.seed, split="held_out")
     for name, scorer in NEGATION_SCORERS.items():
         scores = [
-            peaksim.score(Image.fromarray(item.image()), item.captions, scorer=scorer)[0].tolist()
-            for item in items
+            peaksim.score(Image.fromarray(item.image()), item.captions, scorer=scorer)[0].tolist() for item in items
         ]
         outcome = multiple_choice(scores, [item.correct for item in items])
         assert report.result(name).accuracy().value == outcome.credit.mean()

@@ -186,9 +186,7 @@ def test_scores_of_another_shape_are_refused():
     flat = Subject("flat", "v1", lambda images, texts, *, pairs: np.zeros(3), reads_images=False)
     with pytest.raises(ValueError, match=r"flat must give one score a pair, \(8,\), got \(3,\)"):
         evaluate(make.group_items(count=2), flat)
-    with pytest.raises(
-        ValueError, match=r"flat must give scores \(n_images, n_texts\) = \(4, 12\), got \(3,\)"
-    ):
+    with pytest.raises(ValueError, match=r"flat must give scores \(n_images, n_texts\) = \(4, 12\), got \(3,\)"):
         evaluate(make.retrieval_items(4), flat)
 
 
@@ -285,9 +283,7 @@ def test_pictures_in_no_file_are_made_when_they_are_needed():
 
 
 def test_a_dataset_read_without_pictures_cannot_be_shown_to_a_model():
-    with pytest.raises(
-        ValueError, match=r"fake · global needs the picture '0\.jpg', but .* without an image"
-    ):
+    with pytest.raises(ValueError, match=r"fake · global needs the picture '0\.jpg', but .* without an image"):
         evaluate(make.sugarcrepe_items(3), subject_of(Engine(FakeEncoder())))
 
 

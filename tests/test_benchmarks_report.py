@@ -106,7 +106,7 @@ def test_a_chart_without_matplotlib_says_how_to_get_it(results, tmp_path, monkey
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ImportError, match="needs matplotlib, which is missing; pip install matplotlib"):
+    with pytest.raises(ImportError, match=r"needs matplotlib, which is missing; pip install 'peaksim\[plots\]'"):
         bar_chart(results, tmp_path / "chart.png")
     assert not (tmp_path / "chart.png").exists()
 

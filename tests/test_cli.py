@@ -13,44 +13,19 @@ from PIL import Image
 
 from engine.benchmarks import demo
 from engine.benchmarks.demo import DemoConfig, DemoResult
-from engine.cli import main
 from engine.cli.main import COMMANDS
 from engine.cli.options import image_files, scorer_with
 from engine.encoders.registry import families
 from engine.engine import Engine
 from engine.scorers.max_sim import MaxSim
 from engine.scorers.sgi import SGI
+from tests.command_line import Shell, fake_shell
 from tests.fake_encoder import FakeEncoder, picture
-
-
-class Shell:
-    """Runs commands and keeps what they print."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-        self.out = self.err = ""
-
-    def __call__(self, *arguments: str | Path) -> int:
-        code = main([str(argument) for argument in arguments])
-        self.out, self.err = self._capsys.readouterr()
-        return code
-
-    def json(self, *arguments: str | Path) -> dict:
-        assert self(*arguments, "--json") == 0, self.err
-        return json.loads(self.out)
 
 
 @pytest.fixture
 def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    """A shell in which `--model fake` is the fake encoder."""
-
-    def load_encoder(name: str, *, device: str, dtype: str) -> FakeEncoder:
-        if name != "fake":
-            raise ValueError(f"load: name must be 'fake', got {name!r}")
-        return FakeEncoder()
-
-    monkeypatch.setattr("engine.engine.load_encoder", load_encoder)
-    return Shell(capsys)
+    return fake_shell(monkeypatch, capsys)
 
 
 @pytest.fixture
@@ -148,63 +123,27 @@ def test_classify_names_the_best_labels(shell: Shell, photos: Path):
 def test_models_lists_the_families(shell: Shell):
     assert shell("models") == 0
     assert all(family.example in shell.out for family in families())
+    lines = shell.out.splitlines()
+    clip = next(line for line in lines if "open_clip:ViT-B-32/openai" in line)
+    assert "projected" in clip and "77" in clip and "lower case" in clip and "hidden (not" in shell.out
     assert shell("models", "--json") == 0
     found = json.loads(shell.out)
     assert [entry["example"] for entry in found] == [family.example for family in families()]
+
+
+def test_models_states_the_facts_of_one_model(shell: Shell):
+    assert shell("models", "fake") == 0
+    facts = {line.split("│")[1].strip(): line.split("│")[2].strip() for line in shell.out.splitlines() if "│" in line}
+    assert facts["taps"] == "hidden (not aligned), projected" and facts["context length"] == "12"
+    found = shell.json("models", "fake")
+    assert found["taps"] == {"hidden": False, "projected": True} and found["fingerprint"] == "fake-1"
+    assert shell("models", "other") == 2 and "load: name must be 'fake', got 'other'" in shell.err
 
 
 def test_doctor_says_what_is_there(shell: Shell):
     assert shell("doctor") == 0
     assert "backend" in shell.out and "torch" in shell.out and "segmenter: " in shell.out
     assert {"backends", "packages", "missing"} <= shell.json("doctor").keys()
-
-
-@pytest.fixture
-def winoground(tmp_path: Path) -> tuple[str, ...]:
-    """Two items in Winoground's layout, of which the fake encoder gets both right."""
-    folder = tmp_path / "winoground"
-    (folder / "images").mkdir(parents=True)
-    rows = []
-    for number, (first, second) in enumerate((("red", "blue"), ("green", "red"))):
-        picture(first).save(folder / "images" / f"ex_{number}_img_0.png")
-        picture(second).save(folder / "images" / f"ex_{number}_img_1.png")
-        rows.append(
-            {
-                "id": number,
-                "caption_0": first,
-                "caption_1": second,
-                "num_main_preds": 1,
-                "collapsed_tag": "Object",
-            }
-        )
-    (folder / "examples.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    return ("--annotations", str(folder), "--images", str(folder / "images"))
-
-
-def test_eval_runs_an_official_benchmark(shell: Shell, winoground: tuple[str, ...], tmp_path: Path):
-    saved = [tmp_path / "global.json", tmp_path / "max_sim.json"]
-    assert shell("eval", "winoground", *winoground, *MODEL, "--save", saved[0]) == 0
-    assert "winoground" in shell.out and "100.0" in shell.out
-    found = shell.json(
-        *("eval", "winoground", *winoground, *MODEL, "--scorer", "max_sim", "--save", saved[1]),
-        *("--resume", tmp_path / "scores.jsonl"),
-    )
-    assert found["benchmark"] == "winoground" and (tmp_path / "scores.jsonl").exists()
-    assert shell("compare", *saved, "--chart", tmp_path / "chart.png") == 0
-    assert "max_sim" in shell.out and "global" in shell.out
-    with Image.open(tmp_path / "chart.png") as chart:
-        assert chart.format == "PNG"
-    assert shell("compare", *saved, "--json") == 0
-    assert len(json.loads(shell.out)) == 2
-
-
-def test_eval_renders_the_scenes(shell: Shell, tmp_path: Path):
-    call = ("eval", "scenes", "--limit", "2", "--scorer", "global", *MODEL)
-    found = shell.json(*call, "--segments", "oracle", "--save", tmp_path / "scenes.json")
-    assert found["benchmark"]["items"] == 2 and found["benchmark"]["segments"] == "oracle"
-    assert json.loads((tmp_path / "scenes.json").read_text(encoding="utf-8")) == found
-    assert shell(*call) == 0
-    assert "| global |" in shell.out and "split held_out" in shell.out
 
 
 def test_demo_scores_and_draws(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -254,24 +193,15 @@ def test_train_writes_a_model(shell: Shell, tmp_path: Path):
             ["score", "{photos}", "--text", "red", "--batch-size", "0"],
             "--batch-size must be at least 1, got 0",
         ),
-        (["eval", "winoground"], "eval winoground: needs --annotations and --images"),
-        (
-            ["eval", "winoground", "--split", "shifted"],
-            "eval winoground --scorer standard: has no use for --split",
-        ),
-        (["eval", "scenes", "--images", "x"], "eval scenes --scorer standard: has no use for --images"),
-        (["eval", "scenes", "--option", "a=b"], "eval scenes --scorer standard: has no use for --option"),
-        (["compare"], "compare: give at least one file that `peaksim eval --save` wrote"),
-        (["compare", "{notes}"], "must be a result of an official benchmark"),
     ],
 )
 def test_a_wrong_call_is_one_line_and_exit_code_2(
     shell: Shell, photos: Path, tmp_path: Path, arguments: list[str], message: str
 ):
     (tmp_path / "empty").mkdir()
-    places = {"photos": photos, "empty": tmp_path / "empty", "notes": photos / "notes.txt"}
+    places = {"photos": photos, "empty": tmp_path / "empty"}
     filled = [argument.format_map(places) if argument.startswith("{") else argument for argument in arguments]
-    if filled[0] in ("score", "eval") and "--model" not in filled:
+    if "--model" not in filled:
         filled += ["--model", "fake"]
     assert shell(*filled) == 2
     assert shell.out == "" and shell.err.startswith("peaksim: ") and shell.err.count("\n") == 1

@@ -56,9 +56,7 @@ def test_options_may_stand_in_the_name(calls):
     assert calls[1][1]["tokenizer"] == "/words"
     with pytest.raises(ValueError, match=r"resize is 'pad' in .* and 'crop' in the call"):
         load_encoder("hf:folder?resize=pad", resize="crop")
-    with pytest.raises(
-        ValueError, match="option must be one of resize, activation, preprocess, tokenizer, got 'size'"
-    ):
+    with pytest.raises(ValueError, match="option must be one of resize, activation, preprocess, tokenizer, got 'size'"):
         load_encoder("hf:folder?size=3")
     with pytest.raises(ValueError, match="'hf:folder' has no use for activation, got 'gelu'"):
         load_encoder("hf:folder", activation="gelu")
@@ -114,6 +112,10 @@ def test_the_table_of_families_is_true():
         family, _, reference = row.example.partition(":")
         if family == "open_clip":
             assert tuple(reference.split("/")) in open_clip.list_pretrained()
+            text = open_clip.get_model_config(reference.split("/")[0])["text_cfg"]
+            assert str(text.get("context_length", 77)) in row.context_length.split()
+            dropped = (text.get("tokenizer_kwargs") or {}).get("clean") == "canonicalize"
+            assert ("punctuation dropped" in row.text_rules) == dropped
 
 
 def test_places(monkeypatch):
@@ -127,9 +129,7 @@ def test_places(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert place("auto", "auto") == (cuda, torch.float16)
     assert place("auto", "float32") == (cuda, torch.float32)
-    with pytest.raises(
-        ValueError, match="dtype must be 'auto', 'float32', 'float16' or 'bfloat16', got 'int8'"
-    ):
+    with pytest.raises(ValueError, match="dtype must be 'auto', 'float32', 'float16' or 'bfloat16', got 'int8'"):
         place("cpu", "int8")
 
 
@@ -156,4 +156,4 @@ def test_captions_made_equal_by_the_cut():
     truncated = torch.tensor([True, False, True, True, False, False])
     tokens = Tokens(ids, mask, mask, ids[:, 0], truncated, texts, ((),) * 6)
     # Rows 0 and 3 are one string, rows 1 and 5 differ in case alone and were not cut.
-    assert find_equal_after_cut(tokens) == [(0, 2)]
+    assert find_equal_after_cut(tokens) == [[0, 2]]

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import open_clip
 import pytest
 import torch
-from PIL import Image
-from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
 from engine.encoders.open_clip import OpenClipEncoder, load_open_clip
 from engine.encoders.text_rules import find_equal_after_cut
 from engine.encoders.towers import TAPS
-from tests.tiny_open_clip import CONFIGS, WORDS, write_folder
+from tests.tiny_open_clip import CONFIGS, TEXTS, WORDS, pictures, write_folder
 
 CLOSE = {"rtol": 0, "atol": 1e-5}
 TRANSFORMERS = ("clip", "clip-quickgelu", "clip-average", "siglip", "siglip2", "pe")
-TEXTS = ["a photo of two red dog", "A CAT, on the left!", "no person", "small cube and large ball " * 8]
 
 
 @pytest.fixture(scope="module")
@@ -42,16 +38,6 @@ def sources(folders: dict[str, Path]) -> dict[str, tuple]:
     for name, folder in folders.items():
         model, _, transform = open_clip.create_model_and_transforms(f"local-dir:{folder}")
         made[name] = (model.eval(), transform, open_clip.get_tokenizer(f"local-dir:{folder}"))
-    return made
-
-
-def pictures(count: int = 3) -> list[Image.Image]:
-    rng = np.random.default_rng(0)
-    sizes = [(40, 64), (64, 40), (50, 50), (90, 20)]
-    made = []
-    for row in range(count):
-        height, width = sizes[row % len(sizes)]
-        made.append(Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)))
     return made
 
 
@@ -88,7 +74,7 @@ def test_ids_and_pixels_equal_the_source(family, folders, encoders, sources):
         torch.testing.assert_close(encoders[family].preprocess(picture), transform(picture), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("family", ["clip", "siglip", "pe"])
+@pytest.mark.parametrize("family", TRANSFORMERS)
 def test_batches_of_one_and_of_64_rank_alike(family, encoders):
     encoder = encoders[family]
     images, texts = pictures(64), [" ".join(WORDS[row % 9 : row % 9 + 5]) for row in range(9)]
@@ -216,6 +202,24 @@ def test_words_are_told_from_start_end_and_padding(encoders):
 
 
 @pytest.mark.parametrize("family", TRANSFORMERS)
+def test_padding_changes_nothing(family, encoders):
+    """A longer neighbour changes no caption; behind the end of a causal tower anything may stand."""
+    encoder = encoders[family]
+    short = encoder.encode_texts(["a cat"], token_vectors=True)
+    for neighbour in ("a photo of two red dog on the left", "small cube and large ball " * 8):
+        joint = encoder.encode_texts(["a cat", neighbour], token_vectors=True)[[0]]
+        torch.testing.assert_close(joint.embedding, short.embedding, **CLOSE)
+        torch.testing.assert_close(joint.tokens, short.tokens, **CLOSE)
+        assert torch.equal(joint.token_mask, short.token_mask) and int(short.token_mask.sum()) == 2
+    tokens = encoder.tokenize(["a cat"])
+    noisy = tokens.ids.clone()
+    noisy[~tokens.attention_mask] = 5
+    other = encoder.encode_tokens(replace(tokens, ids=noisy)).embedding
+    # SigLIP was trained with its padding in sight: there it must be the family's own, and it is.
+    assert torch.allclose(other, short.embedding, rtol=0, atol=1e-5) != family.startswith("siglip")
+
+
+@pytest.mark.parametrize("family", TRANSFORMERS)
 def test_case_does_not_matter(family, encoders):
     first, second = encoders[family].encode_texts(["a cat on the left", "A  Cat on the LEFT"]).embedding
     torch.testing.assert_close(first, second, rtol=0, atol=1e-6)
@@ -227,7 +231,7 @@ def test_siglip_drops_punctuation_and_clip_keeps_it(encoders):
     assert not torch.equal(*encoders["clip"].tokenize(pair).ids)
 
 
-@pytest.mark.parametrize("family", ["clip", "siglip", "pe", "coca"])
+@pytest.mark.parametrize("family", [*TRANSFORMERS, "coca"])
 def test_long_captions_keep_their_end_and_are_flagged(family, encoders):
     encoder = encoders[family]
     long = "small cube and large ball on the left of a red dog and a blue cat on the right of no person"
@@ -235,7 +239,7 @@ def test_long_captions_keep_their_end_and_are_flagged(family, encoders):
     assert tokens.truncated.tolist() == [True, True, False, True]
     last = encoder.spec.context_length - 1
     assert tokens.token_texts[0][last] in ("</s>", "<end_of_text>")
-    assert find_equal_after_cut(tokens) == [(0, 1)]
+    assert find_equal_after_cut(tokens) == [[0, 1]]
     assert find_equal_after_cut(encoder.tokenize(["a cat", "A cat", "a dog"])) == []
     assert encoder.encode_texts([long, "a cat"]).truncated.tolist() == [True, False]
 
@@ -274,44 +278,6 @@ def test_everything_is_frozen(encoders):
 
 
 @pytest.mark.parametrize("family", CONFIGS)
-def test_saved_and_loaded_again_is_the_same(family, encoders, tmp_path):
-    encoder = encoders[family]
-    encoder.save(tmp_path)
-    again = load_open_clip(str(tmp_path), device="cpu")
-    assert again.spec.fingerprint == encoder.spec.fingerprint
-    assert torch.equal(again.encode_images(pictures()).embedding, encoder.encode_images(pictures()).embedding)
-    assert torch.equal(again.encode_texts(TEXTS).embedding, encoder.encode_texts(TEXTS).embedding)
-
-
-def test_changed_files_are_refused(encoders, tmp_path):
-    encoders["clip"].save(tmp_path)
-    weights = tmp_path / "open_clip_model.safetensors"
-    original = load_file(weights)
-    save_file({**original, "visual.proj": original["visual.proj"] + 1e-3}, weights)
-    with pytest.raises(ValueError, match="the files were changed since they were saved"):
-        load_open_clip(str(tmp_path), device="cpu")
-    save_file(original, weights)
-    config = tmp_path / "open_clip_config.json"
-    content = json.loads(config.read_text())
-    content["model_cfg"]["quick_gelu"] = True
-    config.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="the files were changed since they were saved"):
-        load_open_clip(str(tmp_path), device="cpu")
-
-
-def test_fingerprints_cover_weights_activation_pixels_and_text(folders, encoders, tmp_path):
-    marks = {encoders[name].spec.fingerprint for name in CONFIGS}
-    other_seed = load_open_clip(str(write_folder(tmp_path / "seed", "clip", seed=1)), device="cpu")
-    squashed = load_open_clip(str(folders["clip"]), device="cpu", resize="squash")
-    marks |= {other_seed.spec.fingerprint, squashed.spec.fingerprint}
-    assert len(marks) == len(CONFIGS) + 2
-    folder = write_folder(tmp_path / "words", "siglip")
-    file = folder / "tokenizer.json"
-    file.write_text(file.read_text().replace('"cube"', '"cone"'))
-    assert load_open_clip(str(folder), device="cpu").spec.fingerprint not in marks
-
-
-@pytest.mark.parametrize("family", CONFIGS)
 def test_half_precision_gives_float32_embeddings_of_the_same_weights(family, folders, encoders):
     half = load_open_clip(str(folders[family]), device="cpu", dtype="bfloat16")
     features = half.encode_images(pictures(), tap=half.spec.default_tap)
@@ -346,30 +312,3 @@ def test_threads_do_not_mix_their_states(encoders):
     for row in range(12):
         assert set(got[row].hidden) == set(wanted[row].hidden)
         assert torch.equal(got[row].patches, wanted[row].patches)
-
-
-def test_a_local_folder_names_what_is_missing(folders, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"open_clip_config\.json is missing"):
-        load_open_clip(str(tmp_path))
-    (tmp_path / "open_clip_config.json").write_bytes((folders["siglip"] / "open_clip_config.json").read_bytes())
-    with pytest.raises(FileNotFoundError, match="the weights are missing"):
-        load_open_clip(str(tmp_path))
-    name = "open_clip_model.safetensors"
-    (tmp_path / name).write_bytes((folders["siglip"] / name).read_bytes())
-    with pytest.raises(FileNotFoundError, match=r"the tokenizer is missing: .*timm/ViT-B-16-SigLIP"):
-        load_open_clip(str(tmp_path))
-    with pytest.raises(FileNotFoundError, match=r"the tokenizer is missing: .* holds none of tokenizer\.json"):
-        load_open_clip(str(tmp_path), tokenizer=tmp_path)
-    other = load_open_clip(str(tmp_path), device="cpu", tokenizer=folders["siglip"])
-    assert other.tokenize(["a cat"]).token_texts[0][:3] == ("a", "cat", "</s>")
-
-
-def test_options_that_have_no_use_are_refused(folders):
-    with pytest.raises(ValueError, match="this model uses CLIP's own tokenizer"):
-        load_open_clip(str(folders["clip"]), tokenizer=folders["siglip"])
-    with pytest.raises(ValueError, match="resize must be one of 'model', 'source'"):
-        load_open_clip(str(folders["clip"]), resize="stretch")
-    with pytest.raises(ValueError, match="states the preprocessing"):
-        load_open_clip(str(folders["clip"]), preprocess="clip")
-    with pytest.raises(ValueError, match="trained with gelu, got activation='quick_gelu'"):
-        load_open_clip(str(folders["clip"]), activation="quick_gelu")

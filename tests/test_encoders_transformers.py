@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import huggingface_hub
@@ -18,6 +19,7 @@ from torch.nn import functional
 from engine.encoders.text_rules import find_equal_after_cut
 from engine.encoders.towers import TAPS
 from engine.encoders.transformers import TransformersEncoder, load_transformers
+from engine.engine import Engine
 from engine.images import normalise, resize
 from tests.tiny_transformers import CONTEXT, FAMILIES, clip_tokenizer, write_folder
 
@@ -175,7 +177,7 @@ def test_text_rules(family, encoders):
     long = "a photo of two red dogs and a small cat on the left"
     tokens = encoder.tokenize([long, long + " and a ball", "a dog"])
     assert tokens.truncated.tolist() == [True, True, False]
-    assert find_equal_after_cut(tokens) == [(0, 1)]
+    assert find_equal_after_cut(tokens) == [[0, 1]]
     # The cut caption still ends with its end token, the short one is words between start, end and padding.
     assert tokens.token_texts[0][-1] in ("<|endoftext|>", "</s>", "<eos>")
     assert not tokens.word_mask[0, -1] and tokens.attention_mask[0].all()
@@ -195,7 +197,7 @@ def test_siglip_drops_punctuation_and_case_with_any_tokenizer(encoders, folders)
     assert torch.equal(*other.tokenize(pair).ids)
 
 
-@pytest.mark.parametrize("family", ["clip", "siglip", "siglip2-naflex"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_batches_of_one_and_of_64_rank_alike(family, encoders):
     encoder = encoders[family]
     images, texts = pictures(64), ["a dog", "the cat", "two red cubes", "a ball", "no person", "blue"]
@@ -223,14 +225,37 @@ def test_specs_tell_the_family(encoders):
     assert len({encoder.spec.fingerprint for encoder in encoders.values()}) == len(encoders)
 
 
-def test_sigmoid_logits_equal_the_source(exact, sources):
-    model, words, processor = sources["siglip"]
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name.startswith("siglip")])
+def test_sigmoid_logits_equal_the_source(family, exact, sources):
+    model, words, processor = sources[family]
     with torch.no_grad():
         inputs = processor(images=pictures(), return_tensors="pt")
-        wanted = model(input_ids=source_ids("siglip", words), **inputs).logits_per_image
-    spec = exact["siglip"].spec
-    ours = exact["siglip"].encode_images(pictures()).embedding @ exact["siglip"].encode_texts(TEXTS).embedding.T
+        wanted = model(input_ids=source_ids(family, words), **inputs).logits_per_image
+    spec = exact[family].spec
+    ours = exact[family].encode_images(pictures()).embedding @ exact[family].encode_texts(TEXTS).embedding.T
     torch.testing.assert_close(spec.logit_scale * ours + spec.logit_bias, wanted, rtol=0, atol=2e-4)
+    assert spec.probability == "sigmoid"
+    named = Engine(exact[family])
+    for output, values in (("logit", wanted), ("probability", wanted.sigmoid())):
+        torch.testing.assert_close(named.score(pictures(), TEXTS, output=output), values, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_padding_changes_nothing(family, encoders):
+    """A longer neighbour changes no caption; behind the end of a causal tower anything may stand."""
+    encoder = encoders[family]
+    short = encoder.encode_texts(["a dog"], token_vectors=True)
+    for neighbour in ("two red dogs left", "a photo of two red dogs and a small cat on the left"):
+        joint = encoder.encode_texts(["a dog", neighbour], token_vectors=True)[[0]]
+        torch.testing.assert_close(joint.embedding, short.embedding, **CLOSE)
+        torch.testing.assert_close(joint.tokens, short.tokens, **CLOSE)
+        assert torch.equal(joint.token_mask, short.token_mask)
+    tokens = encoder.tokenize(["a dog"])
+    noisy = tokens.ids.clone()
+    noisy[~tokens.attention_mask] = 5
+    other = encoder.encode_tokens(replace(tokens, ids=noisy)).embedding
+    # SigLIP was trained with its padding in sight: there it must be the family's own, and it is.
+    assert torch.allclose(other, short.embedding, rtol=0, atol=1e-5) != family.startswith("siglip")
 
 
 def test_native_aspect_marks_the_patches_that_are_padding(encoders):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from engine.encoders import sources
 from engine.encoders.base import view
 from engine.engine import Engine
 from engine.images import ImageError, ImageFailure
@@ -82,6 +84,28 @@ def test_many_broken_pictures_are_counted(fake: Engine):
     sources = [PICTURES[0], *[b"no picture"] * 8]
     with pytest.warns(UserWarning, match="8 of 9 images left out: image 1, bytes .*; and 3 more"):
         assert len(fake.encode_images(sources, on_error="skip")) == 1
+
+
+def test_pictures_are_held_a_batch_at_a_time(fake: Engine, monkeypatch: pytest.MonkeyPatch):
+    alive: list[weakref.ref] = []
+    seen: list[int] = []
+    decode_many, encode = sources.decode_many, fake.encoder.encode_pixels
+
+    def decode(*args, **options):
+        done = decode_many(*args, **options)
+        alive.extend(weakref.ref(image) for image in done.images)
+        return done
+
+    def count(pixels, **options):
+        seen.append(sum(reference() is not None for reference in alive))
+        return encode(pixels, **options)
+
+    monkeypatch.setattr(sources, "decode_many", decode)
+    monkeypatch.setattr(fake.encoder, "encode_pixels", count)
+    fake.score([picture("red")] * 12, ["red"], batch_size=3)
+    fake.encode_images([picture("blue")] * 12, batch_size=3)
+    # The batch before is let go when the next is there.
+    assert len(alive) == 24 and len(seen) == 8 and max(seen) <= 6
 
 
 def test_a_score_that_is_no_number_names_image_and_text(fake: Engine):

@@ -105,7 +105,8 @@ def test_refused_with_its_path_and_reason(name: str, data: bytes, reason: str, t
     started = time.monotonic()
     with pytest.raises(ImageError, match=reason) as caught:
         decode(path)
-    assert time.monotonic() - started < 5
+    # Generous: only a hang takes this long, however busy the machine is.
+    assert time.monotonic() - started < 60
     assert str(path) in str(caught.value)
     assert caught.value.source == str(path)
     assert str(path) not in caught.value.reason

@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import open_clip
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 from timm.models import register_model
 from timm.models.eva import Eva
@@ -22,6 +24,7 @@ WORDS = (
     *("a", "photo", "of", "two", "red", "dog", "cat", "cube", "ball", "on", "the", "left", "right", "small"),
     *("large", "no", "person", "and", "blue", "green", "is"),
 )
+TEXTS = ["a photo of two red dog", "A CAT, on the left!", "no person", "small cube and large ball " * 8]
 _VIT = {"image_size": 32, "patch_size": 8, "width": 48, "head_width": 16, "layers": 3}
 _TEXT = {"context_length": 20, "vocab_size": 49408, "width": 32, "heads": 4, "layers": 3}
 _HUB_TEXT = {
@@ -131,6 +134,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 RULES = {"siglip": "siglip", "siglip2": "siglip", "pe": "pe"}
+
+
+def pictures(count: int = 3) -> list[Image.Image]:
+    rng = np.random.default_rng(0)
+    sizes = [(40, 64), (64, 40), (50, 50), (90, 20)]
+    made = []
+    for row in range(count):
+        height, width = sizes[row % len(sizes)]
+        made.append(Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)))
+    return made
 
 
 def small_tokenizer() -> PreTrainedTokenizerFast:

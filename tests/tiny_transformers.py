@@ -80,9 +80,7 @@ def _clip(folder: Path, *, old: bool) -> tuple[Any, Any, Any]:
     config = transformers.CLIPConfig(
         text_config={**text, **activation}, vision_config={**_VISION, **activation}, projection_dim=24
     )
-    pixels = transformers.CLIPImageProcessor(
-        size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
-    )
+    pixels = transformers.CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
     return transformers.CLIPModel(config), words, pixels
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -83,12 +83,30 @@ def blind(name: str) -> Subject:
     return Subject(name, name, partial(_blind_score, BLIND[name]), reads_images=False)
 
 
+def baseline(name: str, dataset: Dataset | RetrievalDataset) -> Subject:
+    """A baseline by its name in ``BASELINES``; the oracle is that of this dataset. ValueError for another name."""
+    if name not in BASELINES:
+        raise ValueError(f"baseline: must be one of {', '.join(BASELINES)}, got {name!r}")
+    return BASELINES[name](dataset)
+
+
 def blind_scores(dataset: Dataset) -> dict[str, Floats]:
     """Scores ``(n, k)`` of every text-only scorer on a choice dataset."""
     return {
         name: np.array([[worth(text) for text in item.texts] for item in dataset.items], dtype=np.float64)
         for name, worth in BLIND.items()
     }
+
+
+BASELINES: Mapping[str, Callable[[Dataset | RetrievalDataset], Subject]] = {
+    "oracle": oracle,
+    "constant": lambda dataset: constant(),
+    "random": lambda dataset: random(),
+    "blind_longest": lambda dataset: blind("blind: longest text"),
+    "blind_shortest": lambda dataset: blind("blind: shortest text"),
+    "blind_no_negation": lambda dataset: blind("blind: no negation word"),
+}
+"""Scorers that need no picture, by the names the command line gives them."""
 
 
 def _blind_score(

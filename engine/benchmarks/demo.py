@@ -38,7 +38,7 @@ from engine.scenes.negation import NegationItem, negation_items
 Progress = Callable[[str, int, int], None]
 
 # Enough to tell the scorers apart, few enough that all of it takes less than two minutes on two cores.
-ITEMS = 150
+ITEMS = 120
 NEGATION_ITEMS = 60
 
 NEXT_STEPS = """\
@@ -155,9 +155,7 @@ def run(config: DemoConfig, *, engine: Engine | None = None, progress: Progress 
     return result
 
 
-def score_choices(
-    engine: Engine, items: list[NegationItem], *, progress: Progress | None = None
-) -> dict[str, Tensor]:
+def score_choices(engine: Engine, items: list[NegationItem], *, progress: Progress | None = None) -> dict[str, Tensor]:
     """Scores ``(n, 4)`` of every picture against its four captions, without the rescaled sgi."""
     scorers = {name: STANDARD_SCORERS[name] for name in (GLOBAL, "max_sim", SGI_NATIVE)}
     pictures = [Image.fromarray(item.image()) for item in items]

@@ -96,9 +96,7 @@ def controlled_examples(part: ScoredCategory, sheet: Sheet) -> list[Example]:
     return found
 
 
-def negation_examples(
-    items: Sequence[NegationItem], scores: Mapping[str, Tensor], sheet: Sheet
-) -> list[Example]:
+def negation_examples(items: Sequence[NegationItem], scores: Mapping[str, Tensor], sheet: Sheet) -> list[Example]:
     """The first item of each verdict in the multiple choice; ``scores`` by scorer ``(n, 4)``."""
     right = [item.correct for item in items]
     outcomes = {name: multiple_choice(cells, right) for name, cells in scores.items()}

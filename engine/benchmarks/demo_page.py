@@ -113,9 +113,7 @@ and two captions that differ only in who has what. It counts as right only if ea
 def _table(report: ScenesReport) -> str:
     categories = report.benchmark.categories
     scorers = list(dict.fromkeys(result.scorer for result in report.results))
-    best = {
-        category: max(report.result(scorer, category).group.value for scorer in scorers) for category in categories
-    }
+    best = {category: max(report.result(scorer, category).group.value for scorer in scorers) for category in categories}
     heads = "".join(f"<th>{category.capitalize()}</th>" for category in categories)
     lines = []
     for scorer in scorers:
@@ -209,9 +207,7 @@ def _scores(example: Example) -> str:
     for caption, words in enumerate(example.captions):
         own = [number + 1 for number, right in enumerate(example.right) if right == caption]
         note = f"true of picture {own[0]}" if several and own else "true" if own else "false"
-        cells = "".join(
-            _cell(example.scores[name][number], caption, example.right[number]) for name, number in columns
-        )
+        cells = "".join(_cell(example.scores[name][number], caption, example.right[number]) for name, number in columns)
         lines.append(
             f'<tr><td><strong>{_LETTERS[caption]}</strong></td><td class="text">{escape(words)}<br>'
             f'<span class="note">{note}</span></td>{cells}</tr>'

@@ -95,9 +95,7 @@ def score_items(items: Sequence[Item], subject: Subject) -> Iterator[dict[str, A
         pairs=True,
     )
     if np.shape(given) != (len(pairs),):
-        raise ValueError(
-            f"evaluate: {subject.name} must give one score a pair, ({len(pairs)},), got {np.shape(given)}"
-        )
+        raise ValueError(f"evaluate: {subject.name} must give one score a pair, ({len(pairs)},), got {np.shape(given)}")
     flat = as_scores(given, who=f"evaluate: {subject.name}", ids=[str(pair) for pair in pairs])
     cut = {texts[row] for row in cut_rows(captions)}
     start = 0
@@ -126,8 +124,7 @@ def _summarise(dataset: Dataset, file: ScoreFile, subject: Subject) -> Result:
     wanted = {(len(item.images), len(item.texts)) for item in dataset.items}
     if shapes != wanted or len(wanted) != 1:
         raise ValueError(
-            f"evaluate: items of {dataset.name} must have scores of one shape {sorted(wanted)}, "
-            f"got {sorted(shapes)}"
+            f"evaluate: items of {dataset.name} must have scores of one shape {sorted(wanted)}, got {sorted(shapes)}"
         )
     scores = np.stack(cells)
     identity = (subject.name, subject.fingerprint)

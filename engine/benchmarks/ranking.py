@@ -27,9 +27,7 @@ TEXT_TO_IMAGE, IMAGE_TO_TEXT = "text → image", "image → text"
 SIDES = {"text": TEXT_TO_IMAGE, "image": IMAGE_TO_TEXT}
 
 
-def evaluate_retrieval(
-    dataset: RetrievalDataset, subject: Subject, scores: ScoreFile, progress: Any = None
-) -> Result:
+def evaluate_retrieval(dataset: RetrievalDataset, subject: Subject, scores: ScoreFile, progress: Any = None) -> Result:
     """Ranks of every query and their recall; the official figure is R@5 from text to image, ties wrong.
 
     Arguments: ``scores`` keeps the rank counts of each query; ``progress`` is called with (queries done, in
@@ -89,15 +87,11 @@ def _encoded(dataset: RetrievalDataset, subject: Subject) -> tuple[list[_Part], 
     for start in range(0, len(dataset.texts), PART_ROWS):
         rows = range(start, min(start + PART_ROWS, len(dataset.texts)))
         captions = list(dataset.texts[rows.start : rows.stop])
-        texts.append(
-            _Part(rows, captions if subject.encode_texts is None else subject.encode_texts(captions))
-        )
+        texts.append(_Part(rows, captions if subject.encode_texts is None else subject.encode_texts(captions)))
     return images, texts
 
 
-def _blocks(
-    parts: Sequence[_Part], rows: Sequence[int], n_candidates: int
-) -> Iterator[tuple[_Part, list[int]]]:
+def _blocks(parts: Sequence[_Part], rows: Sequence[int], n_candidates: int) -> Iterator[tuple[_Part, list[int]]]:
     """The wanted rows, part by part, few enough that their scores against every candidate fit."""
     height = max(1, BLOCK_VALUES // n_candidates)
     wanted = set(rows)
@@ -137,9 +131,7 @@ def _rights(dataset: RetrievalDataset, side: str) -> _Rights:
     return _Rights(texts_of, same)
 
 
-def _records(
-    names: Sequence[str], block: Floats, rights: _Rights, cut: Collection[int]
-) -> list[dict[str, Any]]:
+def _records(names: Sequence[str], block: Floats, rights: _Rights, cut: Collection[int]) -> list[dict[str, Any]]:
     rows = [int(name.split("/")[1]) for name in names]
     own = rank_counts(block, [rights.own[row] for row in rows], ids=names)
     every = rank_counts(block, [rights.any[row] for row in rows], ids=names)
@@ -170,9 +162,7 @@ def _summarise(dataset: RetrievalDataset, subject: Subject, scores: ScoreFile) -
     lines = make_lines(columns, [[SIDES[name.split("/")[0]]] for name in dataset.queries])
     tied = own.equal > 0
     cut = sum("cut" in record for record in records)
-    margin = np.array(
-        [record["margin"] for record in records if record["margin"] is not None], dtype=np.float64
-    )
+    margin = np.array([record["margin"] for record in records if record["margin"] is not None], dtype=np.float64)
     return Result(
         dataset.name,
         dataset.edition,

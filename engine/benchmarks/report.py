@@ -69,12 +69,11 @@ def bar_chart(results: Sequence[Result], path: str | PathLike[str]) -> Path:
 
     Raises ImportError saying how to get matplotlib when it is absent, and ValueError as ``comparison`` does.
     """
-    try:
-        # Not pyplot: it would choose a window system and keep global state.
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("bar_chart: needs matplotlib, which is missing; pip install matplotlib") from error
+    check_charts()
+    # Not pyplot: it would choose a window system and keep global state.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     subjects, benchmarks = _grid(results)
     found = {(result.subject, result.benchmark): result for result in results}
     figure = Figure(figsize=(max(5.0, 1.6 * len(benchmarks) * max(1.0, len(subjects) / 3)), 4.2), dpi=120)
@@ -109,6 +108,14 @@ def bar_chart(results: Sequence[Result], path: str | PathLike[str]) -> Path:
     target = Path(path)
     figure.savefig(target, format="png", bbox_inches="tight")
     return target
+
+
+def check_charts() -> None:
+    """Raise ImportError saying how to get matplotlib when it is absent: better before an evaluation than after."""
+    try:
+        import matplotlib.figure  # noqa: F401 (only whether it is there)
+    except ImportError as error:
+        raise ImportError("bar_chart: needs matplotlib, which is missing; pip install 'peaksim[plots]'") from error
 
 
 def percent(interval: Interval) -> str:

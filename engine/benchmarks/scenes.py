@@ -187,9 +187,7 @@ def score_categories(
 
 def summarise(engine: Engine, benchmark: ScenesBenchmark, scored: Sequence[ScoredCategory]) -> ScenesReport:
     """The report of scored categories."""
-    results = [
-        _result(name, part.category, scores) for part in scored for name, scores in part.scores.items()
-    ]
+    results = [_result(name, part.category, scores) for part in scored for name, scores in part.scores.items()]
     segmenter = next((part.segmenter for part in scored if part.segmenter), "oracle")
     spec = engine.encoder.spec
     return ScenesReport(spec.name, spec.fingerprint, segmenter, benchmark, tuple(results))

@@ -43,9 +43,7 @@ NEGATION_SCORERS: Mapping[str, Scorer] = {
     "sgi native, denied phrases subtracted": SGI(crops="native", negation="subtract"),
 }
 RECALLS = (("R@1", 1, False), ("R@5", 5, False), ("R-Neg@5", 5, True))
-RULE = Rule(
-    CHOICE, ties="wrong", source="accuracy over four captions, total and by template of the right one"
-)
+RULE = Rule(CHOICE, ties="wrong", source="accuracy over four captions, total and by template of the right one")
 
 
 @dataclass(frozen=True)
@@ -69,9 +67,7 @@ class NegationBenchmark:
 
     def __post_init__(self) -> None:
         if self.split not in ITEM_SPLITS:
-            raise ValueError(
-                f"NegationBenchmark: split must be of {', '.join(ITEM_SPLITS)}, got {self.split!r}"
-            )
+            raise ValueError(f"NegationBenchmark: split must be of {', '.join(ITEM_SPLITS)}, got {self.split!r}")
         if self.items < 1 or (self.scenes != 0 and self.scenes <= 5):
             raise ValueError(
                 "NegationBenchmark: items must be at least 1 and scenes 0 or above 5, got "
@@ -154,8 +150,7 @@ class NegationReport:
         for result in self.results:
             templates = [line.name for line in result.choice.lines]
             cells = [
-                percent(result.accuracy(name)) if name in templates else "–"
-                for name in (ALL, *NEGATION_TEMPLATES)
+                percent(result.accuracy(name)) if name in templates else "–" for name in (ALL, *NEGATION_TEMPLATES)
             ]
             cells += [f"{100 * result.choice.tie_rate:.1f}", f"{result.choice.margin['median']:+.3f}"]
             found = (result.recall(k, negated=negated) for _, k, negated in recalls)
@@ -241,9 +236,7 @@ def _edition(benchmark: NegationBenchmark, count: str) -> str:
 
 def _subject(engine: Engine, name: str, scorer: Scorer) -> Subject:
     made = subject_of(engine, scorer)
-    return Subject(
-        f"{engine.spec.name} · {name}", made.fingerprint, made.score, made.encode_images, made.encode_texts
-    )
+    return Subject(f"{engine.spec.name} · {name}", made.fingerprint, made.score, made.encode_images, made.encode_texts)
 
 
 def _plain(result: Result | None) -> Any:

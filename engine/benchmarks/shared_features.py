@@ -53,9 +53,7 @@ def features_for(
             yield name, images, texts[name]
 
 
-def shared_needs(
-    scorers: Mapping[str, Scorer], *, texts_alone: bool = False
-) -> list[tuple[tuple[str, ...], Needs]]:
+def shared_needs(scorers: Mapping[str, Scorer], *, texts_alone: bool = False) -> list[tuple[tuple[str, ...], Needs]]:
     """The fewest sets of needs, each with the scorers it serves, in order of first appearance.
 
     >>> from engine.scorers.registry import get_scorer

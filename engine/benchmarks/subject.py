@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -58,18 +58,34 @@ class Subject:
 def subject_of(engine: Engine, scorer: str | Scorer = "global", *, batch_size: int = 64) -> Subject:
     """An engine with one of its scorers as a subject.
 
-    Arguments: ``scorer``, a name or an object with its options, which become part of the name; ``batch_size``
-    of the encoder.
+    Arguments: ``scorer``, a name or an object with its options, of which those that are not the default become
+    part of the name; ``batch_size`` of the encoder.
     """
     chosen = get_scorer(scorer)
     segmenter = f" · {engine.segmenter.name}" if chosen.needs().segments else ""
     return Subject(
-        f"{engine.spec.name} · {chosen.name}",
+        f"{engine.spec.name} · {label(chosen)}",
         f"{engine.spec.fingerprint} · {chosen!r}{segmenter}",
         partial(engine.score, scorer=chosen, batch_size=batch_size),
         partial(engine.encode_images, scorer=chosen, batch_size=batch_size),
         partial(_encode_texts, partial(engine.encode_texts, scorer=chosen, batch_size=batch_size)),
     )
+
+
+def label(scorer: Scorer) -> str:
+    """What tables call a scorer: its name and the options that are not its default ones.
+
+    >>> from engine.scorers.sgi import SGI
+    >>> label(SGI()), label(SGI(exclusive=True))
+    ('sgi', 'sgi exclusive=True')
+    """
+    shown = [
+        f"{option.name}={value}"
+        for option in fields(scorer)
+        for value in (getattr(scorer, option.name),)
+        if value != option.default and isinstance(value, str | int | float | tuple | None)
+    ]
+    return " ".join([scorer.name, *shown])
 
 
 def _encode_texts(encode: Callable[[Sequence[str]], Any], texts: Sequence[str]) -> Any:

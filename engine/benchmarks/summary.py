@@ -152,7 +152,8 @@ def summarise_group(dataset: Dataset, scores: Floats, subject: tuple[str, str]) 
         tie_rate=float(outcomes.tied.mean()),
         tied_ids=tied_ids(dataset.items, outcomes.tied),
         margin=margins(outcomes.margin, outcomes.group),
-        baselines={"chance": 1 / 6},
+        # To a scorer that reads the text alone both images are the same: it wins one of two, never both.
+        baselines={"chance": 1 / 6, "blind, whatever it prefers": 0.0},
         missing=len(dataset.missing),
         notes=dataset.notes,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -168,10 +168,14 @@ class Classify(WithModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Models(Shared):
-    """List the encoders and what each of them offers."""
+    """List the encoders and what each of them offers, or look at one."""
+
+    name: Annotated[Positional[str], arg(metavar="[NAME]", help="Load this model and state its own facts.")] = ""
 
     def run(self) -> int:
-        """Print the families of encoders."""
+        """Print the families of encoders, or the facts of one model."""
+        if self.name:
+            return self._run_one()
         from engine.encoders.registry import families
 
         if self.json:
@@ -179,9 +183,20 @@ class Models(Shared):
             return 0
         rows = []
         for family in families():
-            taps = ", ".join(f"{tap}{'' if aligned else ' (not aligned)'}" for tap, aligned in family.taps.items())
-            rows.append((family.example, family.architectures, taps or "none", family.probability, family.text_rules))
-        show_text_table(("--model", "what", "patch taps", "probability", "text"), rows)
+            row = (taps_in_words(family.taps), family.context_length, family.probability, family.text_rules)
+            rows.append((family.example, family.architectures, *row))
+        show_text_table(("--model", "what", "patch taps", "context", "probability", "text"), rows)
+        return 0
+
+    def _run_one(self) -> int:
+        from engine.engine import load
+
+        facts = asdict(load(self.name, device="cpu").spec)
+        if self.json:
+            show_json(facts)
+            return 0
+        facts["taps"] = taps_in_words(facts["taps"])
+        show_text_table(("fact", self.name), [(name.replace("_", " "), str(value)) for name, value in facts.items()])
         return 0
 
 
@@ -200,6 +215,11 @@ class Doctor(Shared):
         else:
             show_report(found)
         return 0
+
+
+def taps_in_words(taps: Mapping[str, bool]) -> str:
+    """The patch taps, those outside the text's space marked."""
+    return ", ".join(f"{tap}{'' if aligned else ' (not aligned)'}" for tap, aligned in taps.items()) or "none"
 
 
 def read_images(

@@ -1,24 +1,25 @@
-"""``peaksim eval`` and ``peaksim compare``: benchmarks, and saved results side by side."""
+"""``peaksim eval``: a model with a scorer, or a baseline, on one benchmark."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from tyro.conf import Positional, arg
+from tyro.conf import Positional, UseAppendAction, arg
 
-from engine.cli.options import Shared, WithScorer, scorer_with
+from engine.cli.options import WithScorer, scorer_with
 from engine.cli.progress import bar
-from engine.cli.tables import show_json_text, show_line, show_markdown
+from engine.cli.tables import report, show_json_text, show_line, show_markdown
 
 if TYPE_CHECKING:
+    from engine.benchmarks.subject import Subject
     from engine.datasets.base import Dataset, RetrievalDataset
     from engine.scorers.base import Scorer
 
+# Those of engine.benchmarks.official and .baselines, written out: reading them there would load torch.
 Benchmark = Literal[
     "scenes",
     "sugarcrepe",
@@ -29,14 +30,20 @@ Benchmark = Literal[
     "coco_order",
     "flickr30k_order",
     "negbench_mcq",
+    "negbench_mcq_voc",
+    "negbench_mcq_synthetic",
     "negbench_retrieval",
+    "negbench_retrieval_plain",
 ]
+Baseline = Literal["oracle", "constant", "random", "blind_longest", "blind_shortest", "blind_no_negation"]
+OnMissing = Literal["error", "skip"]
 STANDARD = "standard"
+SCENES_ITEMS = 400
 
 
 @dataclass(frozen=True, kw_only=True)
 class Eval(WithScorer):
-    """Evaluate a model with a scorer on a benchmark.
+    """Evaluate a model with a scorer, or a baseline, on a benchmark.
 
     `scenes` is rendered on the spot; of the others the official files are read from your disk.
     """
@@ -44,22 +51,32 @@ class Eval(WithScorer):
     benchmark: Annotated[Positional[Benchmark], arg(help="The benchmark.")]
     scorer: str = STANDARD
     """global, max_sim or sgi; `standard` is the four of the table on scenes and global elsewhere."""
+    baseline: Baseline | None = None
+    """In place of a model: who knows the answers, who knows nothing, or who reads the texts alone. Needs no images."""
+    data: Path | None = None
+    """Folder that holds annotations and pictures of the benchmarks at their usual places."""
     annotations: Path | None = None
-    """Official annotation file or folder."""
+    """Official annotation file or folder, where it lies elsewhere."""
     images: Path | None = None
-    """Folder of the benchmark's pictures."""
-    on_missing: Literal["error", "skip"] = "error"
+    """Folder of the benchmark's pictures, where it lies elsewhere."""
+    tags: Path | None = None
+    """Of winoground: its new_tag_assignments.json."""
+    on_missing: OnMissing = "error"
     """What to do when a picture is not there."""
     limit: int | None = None
     """So many items, spread evenly; on scenes, so many of each category (400 if not given)."""
+    shard: Annotated[str | None, arg(metavar="K/N")] = None
+    """Only every N-th item from the K-th on; K counts from 0."""
+    resume: Path | None = None
+    """Keep the scores in this file as they come, and go on from it."""
+    merge: Annotated[UseAppendAction[tuple[Path, ...]], arg(metavar="FILE")] = ()
+    """Score file of a shard, repeatable: they are joined into the file of --resume first."""
     split: Literal["held_out", "in_domain", "shifted"] = "held_out"
     """Of scenes: combinations never trained on, those trained on, or another renderer setting."""
     segments: Literal["parsed", "oracle"] = "parsed"
     """Of scenes: segments from the captions, or those that the captions were made of."""
-    resume: Path | None = None
-    """Keep the scores in this file as they come, and go on from it."""
-    save: Path | None = None
-    """Write the result here as JSON."""
+    out: Path | None = None
+    """Write the result here as JSON; `peaksim compare` reads it."""
 
     def run(self) -> int:
         """Print the result as a table."""
@@ -69,19 +86,18 @@ class Eval(WithScorer):
 
     def _run_scenes(self) -> int:
         standard = self.scorer == STANDARD
-        self._refuse("annotations", "images", "on_missing", "resume", *(["option"] if standard else []))
+        self._refuse("baseline", "data", "annotations", "images", "tags", "on_missing", "shard", "resume", "merge")
+        self._refuse(*(["option"] if standard else []))
         from engine.benchmarks.scenes import STANDARD_SCORERS, ScenesBenchmark, evaluate
 
         scorers = STANDARD_SCORERS if standard else {self.scorer: self._one()}
-        settings = ScenesBenchmark(
-            items=400 if self.limit is None else self.limit, split=self.split, segments=self.segments
-        )
+        items = SCENES_ITEMS if self.limit is None else self.limit
+        settings = ScenesBenchmark(items=items, split=self.split, segments=self.segments)
         engine = self.engine(segmenter=self.segmenter)
         with bar("items") as advance:
             found = evaluate(engine, scorers, settings, progress=advance)
-        text = _json(found.to_dict())
-        if self.save is not None:
-            self.save.write_text(text + "\n", encoding="utf-8")
+        text = json.dumps(found.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
+        self._write(text)
         if self.json:
             show_json_text(text)
         else:
@@ -94,91 +110,82 @@ class Eval(WithScorer):
 
     def _run_official(self) -> int:
         self._refuse("split", "segments")
+        if self.baseline is not None:
+            self._refuse("model", "scorer", "option", "segmenter", "device", "dtype", "batch_size")
+        if self.merge and self.resume is None:
+            raise ValueError("--merge joins score files into that of --resume, which must be given")
         from engine.benchmarks.evaluate import evaluate
+        from engine.benchmarks.official import read_official
         from engine.benchmarks.report import to_markdown
-        from engine.benchmarks.subject import subject_of
+        from engine.benchmarks.score_file import merge_score_files
 
-        dataset = read_dataset(self.benchmark, self.annotations, self.images, self.on_missing)
-        engine = self.engine(segmenter=self.segmenter)
-        subject = subject_of(engine, self._one(), batch_size=self.batch_size)
+        shard = None if self.shard is None else shard_of(self.shard)
+        dataset = read_official(
+            self.benchmark,
+            self.data,
+            annotations=self.annotations,
+            images=self.images,
+            pictures=self.baseline is None,
+            on_missing=self.on_missing,
+            tags=self.tags,
+        )
+        report(in_words(dataset))
+        subject = self._subject(dataset)
+        if self.merge and self.resume is not None:
+            merge_score_files(self.merge, self.resume)
         with bar("items") as advance:
             found = evaluate(
                 dataset,
                 subject,
                 limit=self.limit,
+                shard=shard,
                 resume_path=self.resume,
                 progress=None if advance is None else partial(advance, self.benchmark),
             )
-        if self.save is not None:
-            self.save.write_text(found.to_json() + "\n", encoding="utf-8")
+        self._write(found.to_json())
         if self.json:
             show_json_text(found.to_json())
         else:
             show_markdown(to_markdown(found))
         return 0
 
+    def _subject(self, dataset: Dataset | RetrievalDataset) -> Subject:
+        if self.baseline is not None:
+            from engine.benchmarks.baselines import baseline
+
+            return baseline(self.baseline, dataset)
+        from engine.benchmarks.subject import subject_of
+
+        scorer = self._one()
+        return subject_of(self.engine(segmenter=self.segmenter), scorer, batch_size=self.batch_size)
+
     def _refuse(self, *names: str) -> None:
-        """Raise ValueError for an option that this benchmark (or the standard scorers) would not look at."""
+        """Raise ValueError for an option that this benchmark (or scorer, or baseline) would not look at."""
+        who = f"--scorer {self.scorer}" if self.baseline is None else f"--baseline {self.baseline}"
         for field in fields(self):
             if field.name in names and getattr(self, field.name) != field.default:
                 option = "--" + field.name.replace("_", "-")
-                raise ValueError(f"eval {self.benchmark} --scorer {self.scorer}: has no use for {option}")
+                raise ValueError(f"eval {self.benchmark} {who}: has no use for {option}")
 
     def _one(self) -> Scorer:
         return scorer_with("global" if self.scorer == STANDARD else self.scorer, self.option)
 
-
-@dataclass(frozen=True, kw_only=True)
-class Compare(Shared):
-    """Set saved results of official benchmarks side by side."""
-
-    results: Annotated[Positional[tuple[Path, ...]], arg(metavar="RESULT...", help="Files of `eval --save`.")]
-    chart: Path | None = None
-    """Draw the official figures into this PNG file."""
-
-    def run(self) -> int:
-        """Print one row a scorer and one column a benchmark."""
-        if not self.results:
-            raise ValueError("compare: give at least one file that `peaksim eval --save` wrote")
-        from engine.benchmarks.report import bar_chart, comparison, comparison_json
-        from engine.benchmarks.summary import Result
-
-        found = []
-        for path in self.results:
-            try:
-                found.append(Result.from_json(path.read_text(encoding="utf-8")))
-            except (KeyError, TypeError, ValueError) as error:
-                raise ValueError(f"compare: {path} must be a result of an official benchmark ({error})") from error
-        if self.json:
-            show_json_text(comparison_json(found))
-        else:
-            show_markdown(comparison(found))
-        if self.chart is not None:
-            bar_chart(found, self.chart)
-        return 0
+    def _write(self, text: str) -> None:
+        if self.out is not None:
+            self.out.parent.mkdir(parents=True, exist_ok=True)
+            self.out.write_text(text + "\n", encoding="utf-8")
 
 
-def read_dataset(
-    benchmark: str, annotations: Path | None, images: Path | None, on_missing: str
-) -> Dataset | RetrievalDataset:
-    """The benchmark from its official files. Raises ValueError when one of the two paths is not given."""
-    if annotations is None or images is None:
-        raise ValueError(f"eval {benchmark}: needs --annotations and --images, the official files on your disk")
-    from engine.datasets import aro, bivlc, negbench, sugarcrepe, winoground
-
-    readers: dict[str, Callable[..., Dataset | RetrievalDataset]] = {
-        "sugarcrepe": sugarcrepe.read_sugarcrepe,
-        "winoground": winoground.read_winoground,
-        "bivlc": bivlc.read_bivlc,
-        "vg_relation": aro.read_vg_relation,
-        "vg_attribution": aro.read_vg_attribution,
-        "coco_order": partial(aro.read_order, name="coco_order"),
-        "flickr30k_order": partial(aro.read_order, name="flickr30k_order"),
-        "negbench_mcq": negbench.read_negbench_mcq,
-        "negbench_retrieval": negbench.read_negbench_retrieval,
-    }
-    return readers[benchmark](annotations, images, on_missing=on_missing)
+def shard_of(text: str) -> tuple[int, int]:
+    """``k/n`` as two numbers. Raises ValueError for anything else."""
+    k, slash, n = text.partition("/")
+    if not (slash and k.isdecimal() and n.isdecimal()):
+        raise ValueError(f"--shard must be K/N with 0 <= K < N, got {text!r}")
+    return int(k), int(n)
 
 
-def _json(value: object) -> str:
-    return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
+def in_words(dataset: Dataset | RetrievalDataset) -> str:
+    """What was read: edition, counts, and how many images are missing."""
+    missing = len(dataset.missing)
+    lack = f"{missing} image{'' if missing == 1 else 's'} missing"
+    return "; ".join([f"{dataset.name}: {dataset.edition}", f"{len(dataset)} to score", lack, *dataset.notes])

@@ -35,8 +35,8 @@ COMMANDS = {
     "explain": Place("commands", "Explain", "Show which words found which region of a picture."),
     "classify": Place("commands", "Classify", "Say which label fits each picture best, without training."),
     "eval": Place("evaluation", "Eval", "Evaluate a model with a scorer on a benchmark."),
-    "compare": Place("evaluation", "Compare", "Set saved results side by side."),
-    "models": Place("commands", "Models", "List the encoders and what each of them offers."),
+    "compare": Place("comparison", "Compare", "Set models and scorers side by side on benchmarks."),
+    "models": Place("commands", "Models", "List the encoders and what each of them offers, or look at one."),
     "train": Place("training", "Train", "Train the embedded model from scratch."),
     "doctor": Place("commands", "Doctor", "Say what this installation can do here, and how to get the rest."),
 }

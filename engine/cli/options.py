@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+from urllib.parse import parse_qsl
 
 from tyro.conf import UseAppendAction, arg
 
@@ -32,11 +33,9 @@ class Shared(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WithModel(Shared):
-    """Options of commands that load a model."""
+class OnDevice(Shared):
+    """Options of commands that run models."""
 
-    model: str = "scenes"
-    """Name of the model; `peaksim models` lists them."""
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; auto takes an accelerator where there is one."""
     dtype: str = "auto"
@@ -44,13 +43,25 @@ class WithModel(Shared):
     batch_size: int = 64
     """Images, crops or texts in one pass."""
 
-    def engine(self, *, segmenter: str = "auto") -> Engine:
-        """The model these options name."""
+    def load(self, model: str, *, segmenter: str = "auto") -> Engine:
+        """The model of that name where these options say."""
         from engine.engine import load
 
         if self.batch_size < 1:
             raise ValueError(f"--batch-size must be at least 1, got {self.batch_size}")
-        return load(self.model, device=self.device, dtype=self.dtype, segmenter=segmenter)
+        return load(model, device=self.device, dtype=self.dtype, segmenter=segmenter)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithModel(OnDevice):
+    """Options of commands that load one model."""
+
+    model: str = "scenes"
+    """Name of the model; `peaksim models` lists them."""
+
+    def engine(self, *, segmenter: str = "auto") -> Engine:
+        """The model these options name."""
+        return self.load(self.model, segmenter=segmenter)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +98,13 @@ def scorer_with(name: str, options: tuple[str, ...]) -> Scorer:
             raise ValueError(f"--option: must be NAME=VALUE with an option of {name!r} ({names}), got {option!r}")
         values[field] = _value(field, text, known[field])
     return kind(**values)
+
+
+def scorer_named(text: str) -> Scorer:
+    """A scorer with its options in one word: ``sgi``, or ``sgi?crops=native&exclusive=true``."""
+    name, _, options = text.partition("?")
+    pairs = parse_qsl(options, keep_blank_values=True, strict_parsing=bool(options))
+    return scorer_with(name, tuple(f"{option}={value}" for option, value in pairs))
 
 
 def _value(name: str, text: str, hint: Any) -> Any:

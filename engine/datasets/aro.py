@@ -21,8 +21,9 @@ EDITIONS = {
     "coco_order": {25010: "the published count"},
     "flickr30k_order": {5000: "the published count"},
 }
-# The relations that the release's notebook leaves out of its average, which it calls symmetric; data of that
-# notebook (MIT licence). The library beside it averages over all relations.
+# The relations that the official average of VG-R leaves out and calls symmetric. Facts, not a judgement: they are those
+# of the evaluation notebook of github.com/mertyg/vision-language-models-are-bows (MIT licence), commit 81fdd20d, kept
+# as they are so that figures compare; the library beside that notebook averages over all relations.
 _SYMMETRIC_RELATIONS = """
 adjusting, attached to, between, bigger than, biting, boarding, brushing, chewing, cleaning,
 climbing, close to, coming from, coming out of, contain, crossing, dragging, draped over, drinking,

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -212,27 +211,22 @@ class Encoder(ABC):
 
         Equal ones are encoded once. They are common: plain backgrounds, and pictures that differ in one object.
         """
-        rows: list[int] = []
-        done = []
-        for batch in _ahead(self._distinct(pictures, rows, batch_size)):
-            done.append(self.encode_pixels(torch.stack(batch).to(self.device)).embedding)
-        return torch.cat(done)[torch.tensor(rows, device=self.device)]
-
-    def _distinct(self, pictures: Iterable[Image.Image], rows: list[int], batch_size: int) -> Iterator[list[Tensor]]:
-        """Batches of the inputs that differ; ``rows`` gets, for each picture, the number of its input."""
         place: dict[tuple[tuple[int, int], bytes], int] = {}
-        batch: list[Tensor] = []
+        rows: list[int] = []
+        pending: list[Tensor] = []
+        done: list[Tensor] = []
         for picture in pictures:
             key = picture.size, hashlib.blake2b(picture.tobytes(), digest_size=16).digest()
             if key not in place:
                 place[key] = len(place)
-                batch.append(self.preprocess(picture))
+                pending.append(self.preprocess(picture))
             rows.append(place[key])
-            if len(batch) == batch_size:
-                yield batch
-                batch = []
-        if batch:
-            yield batch
+            if len(pending) == batch_size:
+                done.append(self.encode_pixels(torch.stack(pending).to(self.device)).embedding)
+                pending = []
+        if pending:
+            done.append(self.encode_pixels(torch.stack(pending).to(self.device)).embedding)
+        return torch.cat(done)[torch.tensor(rows, device=self.device)]
 
     def _encode_batch(
         self,
@@ -341,15 +335,6 @@ def fingerprint(parts: Mapping[str, object], state: Mapping[str, Tensor]) -> str
         digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
         digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
-
-
-def _ahead(batches: Iterator[list[Tensor]]) -> Iterator[list[Tensor]]:
-    """The same batches, the next one being made on a thread of its own while one is used."""
-    with ThreadPoolExecutor(max_workers=1) as worker:
-        following = worker.submit(next, batches, None)
-        while (batch := following.result()) is not None:
-            following = worker.submit(next, batches, None)
-            yield batch
 
 
 def _check_finite(who: str, embedding: Tensor, start: int) -> None:

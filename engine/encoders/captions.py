@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.encoders.base import Encoder, Progress
+from engine.encoders.text_rules import find_equal_after_cut
 from engine.features import Needs, TextFeatures
 from engine.segments import Segment
 
@@ -86,7 +87,7 @@ def encode_captions(
     row_of = {text: row for row, text in enumerate(captions)}
     if len(captions) != len(texts):
         features = features[[row_of[text] for text in texts]]
-    _report_cuts(features, texts)
+    _report_cuts(encoder, features, texts)
     if segments is None:
         return features
     vectors = features.embedding[:1]
@@ -141,8 +142,8 @@ def _with_segments(
     )
 
 
-def _report_cuts(features: TextFeatures, texts: Sequence[str]) -> None:
-    """Warn of captions longer than the model's context."""
+def _report_cuts(encoder: Encoder, features: TextFeatures, texts: Sequence[str]) -> None:
+    """Warn of captions longer than the model's context, and of those that the cut made equal."""
     if features.truncated is None or not bool(features.truncated.any()):
         return
     rows = features.truncated.nonzero().flatten().tolist()
@@ -150,13 +151,13 @@ def _report_cuts(features: TextFeatures, texts: Sequence[str]) -> None:
     more = f" and {len(rows) - NAMED_ROWS} more" if len(rows) > NAMED_ROWS else ""
     message = f"encode_texts: longer than the model's context and cut: text {shown}{more}"
     if features.token_texts is not None:
-        by_tokens: dict[tuple[str, ...], dict[str, int]] = {}
-        for row in rows:
-            by_tokens.setdefault(features.token_texts[row], {}).setdefault(texts[row], row)
-        equal = [sorted(group.values()) for group in by_tokens.values() if len(group) > 1]
-        if equal:
-            groups = ", ".join(map(str, equal[:NAMED_ROWS]))
-            message += f"; equal after the cut, so they score alike: texts {groups}"
+        # A caption that just fits may equal one that was cut; only the suspects are tokenized again.
+        cut = {features.token_texts[row] for row in rows}
+        rows = [row for row, pieces in enumerate(features.token_texts) if pieces in cut]
+    found = find_equal_after_cut(encoder.tokenize([texts[row] for row in rows]))
+    if found:
+        groups = ", ".join(str([rows[place] for place in group]) for group in found[:NAMED_ROWS])
+        message += f"; equal after the cut, so they score alike: texts {groups}"
     warnings.warn(message, UserWarning, stacklevel=4)
 
 

@@ -15,6 +15,7 @@ from typing import Literal
 
 import torch
 from PIL import Image
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
@@ -220,8 +221,13 @@ def _load_folder(folder: Path, name: str, device: torch.device) -> ScenesEncoder
             f"{name}: {folder / 'model.json'} has format {facts.get('format_version')}, wanted {FORMAT_VERSION}"
         )
     model = ScenesModel(ScenesModelConfig(**facts["config"]))
-    state = load_file(folder / "model.safetensors")
-    model.load_state_dict({key: tensor.float() for key, tensor in state.items()})
+    try:
+        state = load_file(folder / "model.safetensors")
+        model.load_state_dict({key: tensor.float() for key, tensor in state.items()})
+    except (SafetensorError, RuntimeError) as error:
+        raise ValueError(
+            f"{name}: {folder / 'model.safetensors'} must hold the weights that model.json describes, got {error}"
+        ) from error
     return ScenesEncoder(model, facts["words"], name=name, device=device)
 
 

@@ -91,20 +91,18 @@ def end_positions(ids: Tensor, pool: str, end_id: int) -> Tensor:
     raise ValueError(f"text tower: pooling must be 'first', 'last', 'argmax' or 'eos', got {pool!r}")
 
 
-def find_equal_after_cut(tokens: Tokens) -> list[tuple[int, int]]:
-    """Pairs of different captions that the cut to the context length made equal: (first row, later row).
+def find_equal_after_cut(tokens: Tokens) -> list[list[int]]:
+    """Rows of different captions that the cut to the context length made equal, each group in order of rows.
 
-    Each later row is paired with the first row that has its ids. Captions that are the same string are no
-    finding.
+    Of rows that are the same string the first stands for all. Ids are compared, not their texts: the pieces of
+    "cat dog" and of "catdog" may read alike.
     """
-    first: dict[tuple[int, ...], int] = {}
-    pairs = []
-    truncated = tokens.truncated.tolist()
+    groups: dict[tuple[int, ...], dict[str, int]] = {}
     for row, ids in enumerate(map(tuple, tokens.ids.tolist())):
-        earlier = first.setdefault(ids, row)
-        if tokens.texts[earlier] != tokens.texts[row] and (truncated[earlier] or truncated[row]):
-            pairs.append((earlier, row))
-    return pairs
+        groups.setdefault(ids, {}).setdefault(tokens.texts[row], row)
+    truncated = tokens.truncated.tolist()
+    rows = (list(group.values()) for group in groups.values())
+    return [group for group in rows if len(group) > 1 and any(truncated[row] for row in group)]
 
 
 def probe(tokenize: Callable[[Sequence[str]], Tokens]) -> str:

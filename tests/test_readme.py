@@ -1,0 +1,69 @@
+"""The README is run: its Python, its commands (on small stand-ins of the pictures it names), its links and length."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from engine.cli import main
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[str]:
+    lines = [line for block in blocks("bash") for line in block.splitlines()]
+    return [part.strip() for line in lines for part in line.split(";") if part.strip().startswith("peaksim ")]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    (tmp_path / "photos").mkdir()
+    for name, color in (("dog.jpg", "black"), ("cat.jpg", "white")):
+        Image.new("RGB", (120, 90), color).save(tmp_path / "photos" / name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.filterwarnings("ignore:scenes. the embedded model knows:UserWarning")
+def test_python_blocks_run_one_after_the_other(folder):
+    code = "\n".join(blocks("python")).replace("/tmp/", f"{folder}/")
+    names: dict[str, object] = {}
+    exec(compile(code, "README.md", "exec"), names)
+    assert tuple(names["scores"].shape) == (1, 2)
+    assert tuple(names["labels"].shape) == (1, 2)
+
+
+def test_there_are_commands():
+    assert len(commands()) >= 6
+
+
+@pytest.mark.filterwarnings("ignore:scenes. the embedded model knows:UserWarning")
+@pytest.mark.parametrize("command", commands())
+def test_commands_run(command, folder, capsys):
+    # Hub weights are out of reach of tests, and 400 items take minutes.
+    words = shlex.split(re.sub(r"--model \S+", "--model scenes", command), comments=True)[1:]
+    if words[:2] == ["eval", "scenes"]:
+        words += ["--limit", "2"]
+    code = main(words)
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    assert said.out.strip()
+
+
+def test_links_lead_somewhere():
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / target).is_file(), target
+
+
+def test_it_is_short_and_holds_no_placeholder():
+    assert len(README.splitlines()) <= 250
+    assert not re.search(r"RESULTS_TABLE|OPS_ROWS", README)
