@@ -30,12 +30,10 @@ class RegionPlan:
     Attributes
     ----------
     grid: name of a crop grid in ``engine.crops``.
-    mode: ``"rescaled"`` (each crop fills the encoder's input), ``"native"`` (each crop keeps its scale on a
-        canvas of the image's size, so that size words keep their meaning) or ``"windows"`` (nothing is cut out:
-        one pass of the encoder, in which a class row for each region looks at that region's patches alone; for
-        encoders that have ``encode_windows``).
-    fill: colour of what a crop does not cover: ``"border"`` (median colour of the image's border), ``"mean"``
-        (the encoder's mean colour) or an RGB tuple of 0..255. Without effect on windows.
+    mode: ``"rescaled"`` (crops fill the encoder's input), ``"native"`` (crops keep their scale on a canvas of the
+        image's size, and size words their meaning) or ``"windows"`` (one pass; see ``Encoder.encode_windows``).
+    fill: colour of what a crop does not cover: ``"border"`` (median of the image's border), ``"mean"`` (of the
+        encoder's pixels) or an RGB tuple of 0..255. Without effect on windows.
     full_image: the whole image is one of the regions (the first).
     """
 
@@ -332,8 +330,7 @@ def _cat(cls: type[Features], parts: Sequence[Features]) -> Features:
             source = next(name for name, mask in _PADDED.items() if mask == item.name)
             rows = [getattr(part, source) for part in parts]
             values = [
-                torch.ones_like(row[..., 0], dtype=torch.bool) if v is None else v
-                for row, v in zip(rows, values, strict=True)
+                torch.ones_like(row[..., 0], dtype=torch.bool) if v is None else v for row, v in zip(rows, values, strict=True)
             ]
         if all(value is None for value in values):
             continue
