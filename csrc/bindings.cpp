@@ -124,6 +124,7 @@ void max_sim_backward(const Array& q, const Array& d, const std::string& dtype, 
 }  // namespace
 
 void bind_crop_batch(py::module_& m);
+void bind_window_attention(py::module_& m);
 
 PYBIND11_MODULE(_C, m) {
     m.doc() = "CPU kernels on numpy arrays; use them through engine.ops, which checks and documents.";
@@ -145,4 +146,5 @@ PYBIND11_MODULE(_C, m) {
           py::arg("grad_q").noconvert(), py::arg("grad_d").noconvert(), py::arg("isa"), py::arg("threads"),
           "Backward of the hard form of max-sim.");
     bind_crop_batch(m);
+    bind_window_attention(m);
 }

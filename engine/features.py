@@ -30,10 +30,10 @@ class RegionPlan:
     Attributes
     ----------
     grid: name of a crop grid in ``engine.crops``.
-    mode: ``"rescaled"`` (each crop fills the encoder's input) or ``"native"`` (each crop keeps its scale on a
-        canvas of the image's size, so that size words keep their meaning).
-    fill: colour of what a crop does not cover: ``"border"`` (median colour of the image's border), ``"mean"``
-        (the encoder's mean colour) or an RGB tuple of 0..255.
+    mode: ``"rescaled"`` (crops fill the encoder's input), ``"native"`` (crops keep their scale on a canvas of the
+        image's size, and size words their meaning) or ``"windows"`` (one pass; see ``Encoder.encode_windows``).
+    fill: colour of what a crop does not cover: ``"border"`` (median of the image's border), ``"mean"`` (of the
+        encoder's pixels) or an RGB tuple of 0..255. Without effect on windows.
     full_image: the whole image is one of the regions (the first).
     """
 

@@ -32,7 +32,7 @@ def test_the_registry_knows_three_scorers_and_says_so():
         (lambda: MaxSim(direction="both"), "direction must be one of 'text_to_image', .* got 'both'"),
         (lambda: MaxSim(reduction="max"), "reduction must be one of 'mean', 'sum', got 'max'"),
         (lambda: MaxSim(temperature=0.0), "temperature must be None or above 0, got 0.0"),
-        (lambda: SGI(crops="big"), "crops must be one of 'rescaled', 'native', got 'big'"),
+        (lambda: SGI(crops="big"), "crops must be one of 'rescaled', 'native', 'windows', got 'big'"),
         (lambda: SGI(negation="flip"), "negation must be one of 'ignore', 'subtract', 'keep', got 'flip'"),
         (
             lambda: SGI(template="a photo"),

@@ -18,6 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from engine.crops import CropMode, Fill, crop_grid, crops
+from engine.encoders.windows import pad_windows, window_cells
 from engine.features import ImageFeatures, RegionPlan, TextFeatures
 
 Progress = Callable[[int, int], None]
@@ -119,6 +120,17 @@ class Encoder(ABC):
         1-indexed image blocks whose outputs go to ``hidden``.
         """
 
+    def encode_windows(self, pixels: Tensor, windows: Tensor) -> Tensor:
+        """Embeddings ``(B, W, D)``, unit norm, of windows of a batch of pictures, from one pass of the tower.
+
+        ``windows`` are int32 ``(B, W, 4)``: half-open boxes x0, y0, x1, y1 in cells of the patch grid. A window over
+        the whole grid has the picture's global embedding (up to rounding). Optional: this form raises ValueError.
+        """
+        raise ValueError(
+            f"{self.spec.name}: mode='windows' needs a tower with a class token or an attention-pooling head; "
+            f"got {self.spec.family} in {type(self).__name__}"
+        )
+
     @abstractmethod
     def tokenize(self, texts: Sequence[str]) -> Tokens:
         """Token ids under the family's text rules; too long captions keep their end token and are flagged."""
@@ -159,14 +171,8 @@ class Encoder(ABC):
         parts = []
         for start in range(0, len(images), batch_size):
             batch = images[start : start + batch_size]
-            pixels = torch.stack([self.preprocess(image) for image in batch])
-            part = self.encode_pixels(pixels.to(self.device), tap=tap, layers=layers)
-            sizes = torch.tensor([(image.height, image.width) for image in batch], dtype=torch.int32)
-            views = torch.tensor([view(self.spec.resize, *size) for size in sizes.tolist()], dtype=torch.int32)
-            part = replace(part, sizes=sizes.to(self.device), views=views.to(self.device))
-            if regions is not None:
-                own = None if boxes is None else boxes[start : start + batch_size]
-                part = self._add_regions(part, batch, regions, own, batch_size)
+            own = None if boxes is None else boxes[start : start + batch_size]
+            part = self._encode_batch(batch, tap, layers, regions, own, batch_size)
             _check_finite("encode_images", part.embedding, start)
             parts.append(part)
             if progress is not None:
@@ -222,38 +228,52 @@ class Encoder(ABC):
             done.append(self.encode_pixels(torch.stack(pending).to(self.device)).embedding)
         return torch.cat(done)[torch.tensor(rows, device=self.device)]
 
-    def _add_regions(
+    def _encode_batch(
         self,
-        part: ImageFeatures,
         images: Sequence[Image.Image],
-        plan: RegionPlan,
+        tap: str | None,
+        layers: Sequence[int],
+        plan: RegionPlan | None,
         own: Sequence[np.ndarray] | None,
         batch_size: int,
     ) -> ImageFeatures:
-        if own is None:
-            grid = replace(crop_grid(plan.grid), include_full=plan.full_image)
-            boxes = [grid.boxes(image.height, image.width) for image in images]
+        pixels = torch.stack([self.preprocess(image) for image in images]).to(self.device)
+        sizes = torch.tensor([(image.height, image.width) for image in images], dtype=torch.int32)
+        views = torch.tensor([view(self.spec.resize, *size) for size in sizes.tolist()], dtype=torch.int32)
+        boxes = [] if plan is None else _region_boxes(images, plan, own)
+        windows = self._encode_boxes(pixels, boxes, views) if plan is not None and plan.mode == "windows" else None
+        if windows is not None and tap is None and not layers:
+            # The window over the whole grid is the global embedding: no pass of its own.
+            part = ImageFeatures(embedding=windows[:, 0], fingerprint=self.spec.fingerprint)
         else:
-            boxes = list(own)
+            part = self.encode_pixels(pixels, tap=tap, layers=layers)
+        part = replace(part, sizes=sizes.to(self.device), views=views.to(self.device))
+        if plan is None:
+            return part
+        if windows is None:
+            flat = self._encode_cut_out(images, boxes, plan, batch_size)
+        else:
+            flat = torch.cat([rows[1 : 1 + len(held)] for rows, held in zip(windows, boxes, strict=True)])
+        return _with_regions(part, flat, boxes, str(plan) if own is None else "")
+
+    def _encode_cut_out(
+        self, images: Sequence[Image.Image], boxes: Sequence[np.ndarray], plan: RegionPlan, batch_size: int
+    ) -> Tensor:
+        """Embeddings of all boxes of all images, each cut out and encoded as a picture of its own."""
         mean = [round(255 * value) for value in self.spec.mean]
         fill = cast(Fill, (mean[0], mean[1], mean[2]) if plan.fill == "mean" else plan.fill)
-        flat = self._encode_regions(images, boxes, cast(CropMode, plan.mode), fill, batch_size)
-        counts = [len(rectangles) for rectangles in boxes]
-        width = max(counts)
-        regions = flat.new_zeros(len(images), width, flat.shape[1])
-        mask = torch.zeros(len(images), width, dtype=torch.bool, device=flat.device)
-        padded = np.zeros((len(images), width, 4), dtype=np.int32)
-        for row, vectors in enumerate(flat.split(counts)):
-            regions[row, : counts[row]] = vectors
-            mask[row, : counts[row]] = True
-            padded[row, : counts[row]] = boxes[row]
-        return replace(
-            part,
-            regions=regions,
-            region_mask=mask,
-            boxes=torch.from_numpy(padded).to(flat.device),
-            region_plan=str(plan) if own is None else "",
-        )
+        return self._encode_regions(images, boxes, cast(CropMode, plan.mode), fill, batch_size)
+
+    def _encode_boxes(self, pixels: Tensor, boxes: Sequence[np.ndarray], views: Tensor) -> Tensor:
+        """Embeddings ``(B, 1 + W, D)`` of the whole of each picture and of its boxes as windows."""
+        # A tower without a grid has no windows either: encode_windows says so.
+        rows, columns = self.spec.grid or (1, 1)
+        whole = np.array([[0, 0, columns, rows]], dtype=np.int32)
+        cells = [
+            np.concatenate([whole, window_cells(held, tuple(shown), (rows, columns))])
+            for held, shown in zip(boxes, views.tolist(), strict=True)
+        ]
+        return self.encode_windows(pixels, pad_windows(cells, pixels.device))
 
     def _encode_regions(
         self, images: Sequence[Image.Image], boxes: Sequence[np.ndarray], mode: CropMode, fill: Fill, batch_size: int
@@ -270,6 +290,30 @@ class Encoder(ABC):
         if tap is not None and tap not in self.spec.taps:
             known = ", ".join(repr(name) for name in self.spec.taps) or "none"
             raise ValueError(f"{self.spec.name}: tap must be one of {known}, got {tap!r}")
+
+
+def _region_boxes(
+    images: Sequence[Image.Image], plan: RegionPlan, own: Sequence[np.ndarray] | None
+) -> list[np.ndarray]:
+    if own is not None:
+        return list(own)
+    grid = replace(crop_grid(plan.grid), include_full=plan.full_image)
+    return [grid.boxes(image.height, image.width) for image in images]
+
+
+def _with_regions(part: ImageFeatures, flat: Tensor, boxes: Sequence[np.ndarray], plan: str) -> ImageFeatures:
+    """``part`` with the embeddings ``flat (n, D)`` of all boxes, padded to the same number for each image."""
+    counts = [len(rectangles) for rectangles in boxes]
+    width = max(counts)
+    regions = flat.new_zeros(len(boxes), width, flat.shape[1])
+    mask = torch.zeros(len(boxes), width, dtype=torch.bool, device=flat.device)
+    padded = np.zeros((len(boxes), width, 4), dtype=np.int32)
+    for row, vectors in enumerate(flat.split(counts)):
+        regions[row, : counts[row]] = vectors
+        mask[row, : counts[row]] = True
+        padded[row, : counts[row]] = boxes[row]
+    places = torch.from_numpy(padded).to(flat.device)
+    return replace(part, regions=regions, region_mask=mask, boxes=places, region_plan=plan)
 
 
 def view(resize: str, height: int, width: int) -> tuple[int, int, int, int]:

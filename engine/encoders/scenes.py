@@ -159,6 +159,12 @@ class ScenesEncoder(Encoder):
         done = [self.encode_pixels(x.to(self.device)).embedding for x in inputs.batches(self.spec, batch_size)]
         return torch.cat(done)[torch.tensor(inputs.rows, device=self.device)]
 
+    @torch.no_grad()
+    def encode_windows(self, pixels: Tensor, windows: Tensor) -> Tensor:
+        tower = self._model.image
+        states = tower.window_states(pixels, windows.to(pixels.device))
+        return functional.normalize(tower.projection(tower.norm(states)), dim=-1)
+
     def tokenize(self, texts: Sequence[str]) -> Tokens:
         unknown = sorted({word for text in texts for word in self.tokenizer.unknown(text)})
         if unknown:
@@ -209,9 +215,7 @@ def save_scenes(folder: str | PathLike[str], model: ScenesModel, words: Sequence
         path.write_text(json.dumps(facts, indent=1) + "\n")
 
 
-def load_scenes(
-    folder: str | PathLike[str] | None = None, *, device: torch.device | str = "cpu"
-) -> ScenesEncoder:
+def load_scenes(folder: str | PathLike[str] | None = None, *, device: torch.device | str = "cpu") -> ScenesEncoder:
     """The embedded encoder, or one that ``peaksim train scenes`` wrote into ``folder``.
 
     Raises FileNotFoundError naming the missing file, ValueError for a file of another format.

@@ -2,5 +2,6 @@
 
 from engine.ops.crop_batch import crop_batch
 from engine.ops.max_sim import MaxSimOutput, max_sim, max_sim_pairs
+from engine.ops.window_attention import window_attention
 
-__all__ = ["MaxSimOutput", "crop_batch", "max_sim", "max_sim_pairs"]
+__all__ = ["MaxSimOutput", "crop_batch", "max_sim", "max_sim_pairs", "window_attention"]
