@@ -8,49 +8,15 @@
 #include <optional>
 #include <string>
 
+#include "bindings.hpp"
 #include "max_sim.hpp"
 #include "max_sim_kernels.hpp"
 
 namespace py = pybind11;
 using peaksim::DType;
+using namespace peaksim::arrays;
 
 namespace {
-
-using Array = py::array;
-using MaybeArray = std::optional<py::array>;
-
-[[noreturn]] void refuse(const std::string& what, const char* wanted) {
-    throw std::invalid_argument("engine._C: " + what + " must be " + wanted);
-}
-
-DType dtype_of(const std::string& name) {
-    if (name == "float32") return DType::float32;
-    if (name == "float16") return DType::float16;
-    if (name == "bfloat16") return DType::bfloat16;
-    refuse("dtype", "float32, float16 or bfloat16");
-}
-
-char kind_of(DType dtype) { return dtype == DType::bfloat16 ? 'i' : 'f'; }
-
-// The array's data if it is dense, of the element type and the shape; null for None.
-template <class T>
-T* dense(const MaybeArray& array, const char* name, char kind, std::initializer_list<int64_t> shape, bool write) {
-    if (!array) return nullptr;
-    const bool type = array->dtype().kind() == kind && array->itemsize() == static_cast<py::ssize_t>(sizeof(T));
-    bool fits = array->ndim() == static_cast<py::ssize_t>(shape.size());
-    py::ssize_t axis = 0;
-    for (const int64_t n : shape) fits = fits && array->shape(axis++) == n;
-    const bool packed = (array->flags() & py::array::c_style) != 0;
-    if (!type || !fits || !packed || (write && !array->writeable())) {
-        refuse(name, "a dense array of the documented dtype and shape");
-    }
-    return static_cast<T*>(const_cast<void*>(array->data()));
-}
-
-template <class T>
-T* result(const MaybeArray& array, const char* name, std::initializer_list<int64_t> shape) {
-    return dense<T>(array, name, std::is_integral_v<T> ? 'i' : 'f', shape, true);
-}
 
 peaksim::Tokens tokens_of(const Array& array, const char* name, DType dtype, const MaybeArray& mask,
                           const MaybeArray& weights) {
@@ -123,7 +89,9 @@ void max_sim_backward(const Array& q, const Array& d, const std::string& dtype, 
 
 }  // namespace
 
+void bind_centroid(py::module_& m);
 void bind_crop_batch(py::module_& m);
+void bind_peak_patch(py::module_& m);
 void bind_window_attention(py::module_& m);
 
 PYBIND11_MODULE(_C, m) {
@@ -145,6 +113,8 @@ PYBIND11_MODULE(_C, m) {
           py::arg("reverse_values").noconvert().none(true), py::arg("reverse_argmax").noconvert().none(true),
           py::arg("grad_q").noconvert(), py::arg("grad_d").noconvert(), py::arg("isa"), py::arg("threads"),
           "Backward of the hard form of max-sim.");
+    bind_centroid(m);
     bind_crop_batch(m);
+    bind_peak_patch(m);
     bind_window_attention(m);
 }

@@ -1,7 +1,23 @@
 """The ops: one file each, with checks, torch registration, dispatch, gradient and the public function."""
 
+from engine.ops.centroid import centroid
 from engine.ops.crop_batch import crop_batch
 from engine.ops.max_sim import MaxSimOutput, max_sim, max_sim_pairs
+from engine.ops.peak_patch import AttentionPool, TokenNorm, peak_patch_features
+from engine.ops.peak_patch_correct import PairFeatures, peak_patch_correct, peak_patch_pairs
 from engine.ops.window_attention import window_attention
 
-__all__ = ["MaxSimOutput", "crop_batch", "max_sim", "max_sim_pairs", "window_attention"]
+__all__ = [
+    "AttentionPool",
+    "MaxSimOutput",
+    "PairFeatures",
+    "TokenNorm",
+    "centroid",
+    "crop_batch",
+    "max_sim",
+    "max_sim_pairs",
+    "peak_patch_correct",
+    "peak_patch_features",
+    "peak_patch_pairs",
+    "window_attention",
+]

@@ -1,0 +1,60 @@
+// Row operations in plain C++, four numbers at a time so that the compiler may use what every processor has.
+
+#include "vector_passes.hpp"
+
+namespace peaksim {
+namespace {
+
+struct Generic {
+    static constexpr int kLanes = 4, kRows = 2, kWide = 2;
+    struct Reg {
+        float lane[kLanes];
+    };
+
+    template <class F>
+    static inline Reg each(F f) {
+        Reg r;
+        for (int i = 0; i < kLanes; ++i) r.lane[i] = f(i);
+        return r;
+    }
+    static inline Reg zero() { return set(0.0f); }
+    static inline Reg set(float c) {
+        return each([=](int) { return c; });
+    }
+    static inline Reg load(const float* p) {
+        return each([=](int i) { return p[i]; });
+    }
+    static inline Reg load(const float* p, int64_t n) {
+        return each([=](int i) { return i < n ? p[i] : 0.0f; });
+    }
+    static inline void store(float* p, Reg v) {
+        for (int i = 0; i < kLanes; ++i) p[i] = v.lane[i];
+    }
+    static inline void store(float* p, Reg v, int64_t n) {
+        for (int i = 0; i < n; ++i) p[i] = v.lane[i];
+    }
+    static inline Reg add(Reg a, Reg b) {
+        return each([&](int i) { return a.lane[i] + b.lane[i]; });
+    }
+    static inline Reg sub(Reg a, Reg b) {
+        return each([&](int i) { return a.lane[i] - b.lane[i]; });
+    }
+    static inline Reg mul(Reg a, Reg b) {
+        return each([&](int i) { return a.lane[i] * b.lane[i]; });
+    }
+    static inline Reg fma(Reg a, Reg b, Reg c) {
+        return each([&](int i) { return a.lane[i] * b.lane[i] + c.lane[i]; });
+    }
+    static inline float reduce(Reg v) { return (v.lane[0] + v.lane[2]) + (v.lane[1] + v.lane[3]); }
+    static inline Reg widen(DType dtype, const void* from, int64_t k) {
+        return each([=](int i) { return widen_one(dtype, from, k + i); });
+    }
+};
+
+constexpr VectorKernels kKernels = table<Generic>("generic");
+
+}  // namespace
+
+const VectorKernels* vector_kernels_generic() { return &kKernels; }
+
+}  // namespace peaksim
