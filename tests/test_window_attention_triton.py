@@ -23,7 +23,8 @@ from engine.kernels import window_attention as kernels
 REPEATED = {
     "tests/test_window_attention.py": "empty or single_cell or influence or sees or infinite or far_apart "
     "or each_image or scale or (sizes and 33 and not float16) or (strides and float32)",
-    "tests/test_window_attention_gradients.py": "(test_gradients and float32) or exactly_zero or stays_off or reproducible",
+    "tests/test_window_attention_gradients.py": "(test_gradients and float32) or exactly_zero or stays_off "
+    "or reproducible",
 }
 KERNELS = {
     "forward": kernels._window_attention_fwd_kernel,
