@@ -135,9 +135,7 @@ def _max_sim_fwd_kernel(
             keep = keep_m[:, None] & keep_n[None, :]
             value, place = _pool(s, keep, t[:, None], 0)
             # The first block that has something wins over nothing, even with -inf.
-            wins = (place != NOTHING) & (
-                (best_place == NOTHING) | (value > best) | ((value != value) & (best == best))
-            )
+            wins = (place != NOTHING) & ((best_place == NOTHING) | (value > best) | ((value != value) & (best == best)))
             before = _shift(best)
             had = best_place != NOTHING
             best = tl.where(wins, value, best)
@@ -210,8 +208,10 @@ def max_sim_forward(
     _launch(plan, q, d, (q_mask, d_mask, q_weights, d_weights), outputs, temperature, pairs, precision, one_tile)
     if symmetric and not one_tile:
         # Long queries: the reverse direction by itself, as documents looking for queries.
-        to = [x.transpose(0, 1).contiguous() if x.ndim >= 2 and not pairs else x
-              for x in (reverse_scores, reverse_argmax, reverse_values)]
+        to = [
+            x.transpose(0, 1).contiguous() if x.ndim >= 2 and not pairs else x
+            for x in (reverse_scores, reverse_argmax, reverse_values)
+        ]
         turned = (to[0], reverse_scores.new_empty(0), to[1], to[2], argmax.new_empty(0), values.new_empty(0))
         plan = plan_max_sim(
             d.shape[1], q.shape[1], q.shape[2], q.dtype, soft=temperature is not None, extra=argmax.ndim == 3

@@ -110,6 +110,12 @@ def test_winogrounds_tags_become_slices(shell: Shell, data: Path, tmp_path: Path
     assert {"#Visually Difficult", "#NoTag"} <= {line["name"] for line in found["lines"]}
 
 
+def test_eval_renders_the_negation_set(shell: Shell):
+    found = shell.json("eval", "scenes_negation", "--limit", "3", "--scorer", "global", *MODEL)
+    assert found["benchmark"]["items"] == 3
+    assert [result["scorer"] for result in found["results"]] == ["global"]
+
+
 def test_eval_renders_the_scenes(shell: Shell, tmp_path: Path):
     call = ("eval", "scenes", "--limit", "2", "--scorer", "global", *MODEL)
     found = shell.json(*call, "--segments", "oracle", "--out", tmp_path / "scenes.json")
@@ -216,6 +222,7 @@ def test_official_places_are_refused_by_name(data: Path):
         ),
         (["eval", "scenes", "--images", "x"], "eval scenes --scorer standard: has no use for --images"),
         (["eval", "scenes", "--baseline", "oracle"], "eval scenes --baseline oracle: has no use for --baseline"),
+        (["eval", "scenes_negation", "--segments", "oracle"], "has no use for --segments"),
         (["eval", "scenes", "--option", "a=b"], "eval scenes --scorer standard: has no use for --option"),
         (["compare"], "compare: give --models, --baselines, or files that `peaksim eval --out` wrote"),
         (["compare", "{data}/sugarcrepe/add_att.json"], "must be a result of an official benchmark"),

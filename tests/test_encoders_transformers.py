@@ -232,12 +232,13 @@ def test_sigmoid_logits_equal_the_source(family, exact, sources):
         inputs = processor(images=pictures(), return_tensors="pt")
         wanted = model(input_ids=source_ids(family, words), **inputs).logits_per_image
     spec = exact[family].spec
-    ours = exact[family].encode_images(pictures()).embedding @ exact[family].encode_texts(TEXTS).embedding.T
+    images, texts = exact[family].encode_images(pictures()), exact[family].encode_texts(TEXTS)
+    ours = images.embedding @ texts.embedding.T
     torch.testing.assert_close(spec.logit_scale * ours + spec.logit_bias, wanted, rtol=0, atol=2e-4)
     assert spec.probability == "sigmoid"
     named = Engine(exact[family])
-    for output, values in (("logit", wanted), ("probability", wanted.sigmoid())):
-        torch.testing.assert_close(named.score(pictures(), TEXTS, output=output), values, rtol=0, atol=2e-4)
+    for output, values in (("similarity", ours), ("logit", wanted), ("probability", wanted.sigmoid())):
+        torch.testing.assert_close(named.score(images, texts, output=output), values, rtol=0, atol=2e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -20,6 +20,7 @@ def column(*numbers: float) -> torch.Tensor:
 
 def random_case(n_q: int, n_d: int, l_q: int, l_d: int, dim: int, dtype: torch.dtype = torch.float32) -> dict:
     """Unit-norm tokens, masks that keep about three quarters, positive weights."""
+
     def unit(*shape: int) -> torch.Tensor:
         return torch.nn.functional.normalize(torch.randn(shape), dim=-1).to(dtype)
 

@@ -163,9 +163,7 @@ def test_compiles_to_one_graph(temperature: float | None) -> None:
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
     wanted, got = loss(q, d, mask), compiled(q, d, mask)
     assert_close(got, wanted)
-    for actual, expected in zip(
-        torch.autograd.grad(got, (q, d)), torch.autograd.grad(wanted, (q, d)), strict=True
-    ):
+    for actual, expected in zip(torch.autograd.grad(got, (q, d)), torch.autograd.grad(wanted, (q, d)), strict=True):
         assert_close(actual, expected, scale=10)
 
 

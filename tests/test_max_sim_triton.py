@@ -80,9 +80,7 @@ def compiled(arch: int, element: str, options: dict[str, bool], plan: Plan) -> A
 
 
 @pytest.mark.parametrize("arch, instruction", [(80, "mma.sync"), (90, "wgmma.mma_async")])
-def test_compiles_without_a_gpu(
-    arch: int, instruction: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiles_without_a_gpu(arch: int, instruction: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     switches = "SOFT REVERSE HAS_Q_MASK HAS_D_MASK HAS_Q_WEIGHTS HAS_D_WEIGHTS WRITE_ARGMAX WRITE_VALUES"
     everything = dict.fromkeys(switches.split(), True)

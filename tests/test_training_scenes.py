@@ -56,6 +56,22 @@ def test_a_stopped_run_goes_on_to_the_same_weights_and_log(tmp_path):
     assert steps == [3, 6]
 
 
+def test_a_line_torn_by_a_crash_is_dropped(tmp_path):
+    train(config(tmp_path))
+    log = tmp_path / "log.jsonl"
+    whole = log.read_text()
+    log.write_text(whole + '{"step": 6, "lo')
+    train(config(tmp_path))
+    assert log.read_text() == whole
+
+
+def test_the_callers_random_numbers_and_threads_are_left_alone(tmp_path):
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    train(config(tmp_path, threads=2 if threads == 1 else 1))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.get_num_threads() == threads
+
+
 def test_a_checkpoint_of_other_settings_is_refused_and_kept(tmp_path):
     train(config(tmp_path))
     before = (tmp_path / "checkpoint.pt").read_bytes()
@@ -110,6 +126,11 @@ def test_the_learning_rate_warms_up_and_falls_to_zero(tmp_path):
         ({"precision": "float16"}, "precision must be 'bfloat16' or 'float32', got 'float16'"),
         ({"steps": 0}, "steps must be at least 1 and batch_size at least 2, got 0 and 8"),
         ({"batch_size": 1}, "batch_size at least 2, got 6 and 1"),
+        ({"checkpoint_every": 0}, "checkpoint_every must be at least 1, got 0"),
+        ({"evaluate_every": 0}, "evaluate_every must be at least 1, got 0"),
+        ({"warmup_steps": -1}, "warmup_steps must be at least 0, got -1"),
+        ({"threads": -3}, "threads must be at least 0, got -3"),
+        ({"presence_until": 0.0}, r"presence_until must be in \(0, 1\], got 0.0"),
     ],
 )
 def test_wrong_settings_are_refused(tmp_path, changes, message):

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
@@ -15,6 +15,8 @@ from engine.cli.progress import bar
 from engine.cli.tables import report, show_json_text, show_line, show_markdown
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from engine.benchmarks.subject import Subject
     from engine.datasets.base import Dataset, RetrievalDataset
     from engine.scorers.base import Scorer
@@ -35,6 +37,7 @@ Benchmark = Literal[
     "negbench_retrieval",
     "negbench_retrieval_plain",
 ]
+Evaluated = Literal[Benchmark, "scenes_negation"]
 Baseline = Literal["oracle", "constant", "random", "blind_longest", "blind_shortest", "blind_no_negation"]
 OnMissing = Literal["error", "skip"]
 STANDARD = "standard"
@@ -45,10 +48,10 @@ SCENES_ITEMS = 400
 class Eval(WithScorer):
     """Evaluate a model with a scorer, or a baseline, on a benchmark.
 
-    `scenes` is rendered on the spot; of the others the official files are read from your disk.
+    `scenes` and `scenes_negation` are rendered on the spot; of the others the official files are read from your disk.
     """
 
-    benchmark: Annotated[Positional[Benchmark], arg(help="The benchmark.")]
+    benchmark: Annotated[Positional[Evaluated], arg(help="The benchmark.")]
     scorer: str = STANDARD
     """global, max_sim or sgi; `standard` is the four of the table on scenes and global elsewhere."""
     baseline: Baseline | None = None
@@ -82,33 +85,58 @@ class Eval(WithScorer):
         """Print the result as a table."""
         if self.benchmark == "scenes":
             return self._run_scenes()
-        return self._run_official()
+        if self.benchmark == "scenes_negation":
+            return self._run_negation()
+        return self._run_official(self.benchmark)
 
     def _run_scenes(self) -> int:
-        standard = self.scorer == STANDARD
-        self._refuse("baseline", "data", "annotations", "images", "tags", "on_missing", "shard", "resume", "merge")
-        self._refuse(*(["option"] if standard else []))
         from engine.benchmarks.scenes import STANDARD_SCORERS, ScenesBenchmark, evaluate
 
-        scorers = STANDARD_SCORERS if standard else {self.scorer: self._one()}
+        scorers = self._rendered_scorers(STANDARD_SCORERS)
         items = SCENES_ITEMS if self.limit is None else self.limit
         settings = ScenesBenchmark(items=items, split=self.split, segments=self.segments)
         engine = self.engine(segmenter=self.segmenter)
         with bar("items") as advance:
             found = evaluate(engine, scorers, settings, progress=advance)
-        text = json.dumps(found.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
+        self._show_rendered(
+            found.to_dict(),
+            found.to_markdown(),
+            f"group score in per cent ± half a 95 % interval, chance 16.7; {settings.items} items each, "
+            f"split {settings.split}, segments {settings.segments} ({found.segmenter})",
+        )
+        return 0
+
+    def _run_negation(self) -> int:
+        from engine.benchmarks.scenes_negation import NEGATION_SCORERS, NegationBenchmark, evaluate
+
+        scorers = self._rendered_scorers(NEGATION_SCORERS)
+        self._refuse("segments")
+        items = SCENES_ITEMS if self.limit is None else self.limit
+        settings = NegationBenchmark(items=items, split=self.split)
+        with bar("items") as advance:
+            found = evaluate(self.engine(segmenter=self.segmenter), scorers, settings, progress=advance)
+        note = f"{settings.items} choices, retrieval among {settings.scenes} scenes, split {settings.split}"
+        self._show_rendered(found.to_dict(), found.to_markdown(), note)
+        return 0
+
+    def _rendered_scorers(self, standard: Mapping[str, Scorer]) -> Mapping[str, Scorer]:
+        """The scorers of a rendered benchmark; options of official files are refused."""
+        self._refuse("baseline", "data", "annotations", "images", "tags", "on_missing", "shard", "resume", "merge")
+        if self.scorer != STANDARD:
+            return {self.scorer: self._one()}
+        self._refuse("option")
+        return standard
+
+    def _show_rendered(self, values: dict[str, Any], table: str, note: str) -> None:
+        text = json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False)
         self._write(text)
         if self.json:
             show_json_text(text)
         else:
-            show_markdown(found.to_markdown())
-            show_line(
-                f"group score in per cent ± half a 95 % interval, chance 16.7; {settings.items} items each, "
-                f"split {settings.split}, segments {settings.segments} ({found.segmenter})"
-            )
-        return 0
+            show_markdown(table)
+            show_line(note)
 
-    def _run_official(self) -> int:
+    def _run_official(self, name: Benchmark) -> int:
         self._refuse("split", "segments")
         if self.baseline is not None:
             self._refuse("model", "scorer", "option", "segmenter", "device", "dtype", "batch_size")
@@ -121,7 +149,7 @@ class Eval(WithScorer):
 
         shard = None if self.shard is None else shard_of(self.shard)
         dataset = read_official(
-            self.benchmark,
+            name,
             self.data,
             annotations=self.annotations,
             images=self.images,
@@ -140,7 +168,7 @@ class Eval(WithScorer):
                 limit=self.limit,
                 shard=shard,
                 resume_path=self.resume,
-                progress=None if advance is None else partial(advance, self.benchmark),
+                progress=None if advance is None else partial(advance, name),
             )
         self._write(found.to_json())
         if self.json:

@@ -69,7 +69,7 @@ def check_temperature(op: str, temperature: object) -> None:
 
 
 def check_precision(op: str, precision: object, dtype: torch.dtype, backend: str) -> None:
-    """"ieee", or "tf32" where that changes something."""
+    """Nothing but "ieee", or "tf32" where that changes something."""
     if precision not in ("ieee", "tf32"):
         raise ValueError(f"{op}: precision must be 'ieee' or 'tf32', got {precision!r}")
     if precision == "tf32" and dtype != torch.float32:
@@ -79,7 +79,7 @@ def check_precision(op: str, precision: object, dtype: torch.dtype, backend: str
 
 
 def choose_backend(op: str, backend: object, x: Tensor) -> str:
-    """"cpp", "triton" or "reference" for tensors like `x`; None and "auto" choose by device and dtype.
+    """The backend for tensors like `x`: "cpp", "triton" or "reference"; None and "auto" choose by device and dtype.
 
     Raises:
         ValueError: the backend is unknown, or cannot work on such tensors.

@@ -72,9 +72,7 @@ def _max_sim(
 
         # Triton launches on the current device, which need not be the tensors'.
         with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
-            max_sim_forward(
-                q, d, *per_token, outputs, temperature=temperature, pairs=pairs, precision=precision
-            )
+            max_sim_forward(q, d, *per_token, outputs, temperature=temperature, pairs=pairs, precision=precision)
         return outputs
     extension("max_sim").max_sim(
         as_array(q), as_array(d), name_of(q.dtype),

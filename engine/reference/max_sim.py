@@ -179,9 +179,7 @@ def max_sim(
         for is an empty tensor.
     """
     left, right = Side.of(q, q_mask, q_weights), Side.of(d, d_mask, d_weights)
-    outputs = empty_outputs(
-        q, d, symmetric=symmetric, pairs=pairs, need_argmax=need_argmax, need_values=need_values
-    )
+    outputs = empty_outputs(q, d, symmetric=symmetric, pairs=pairs, need_argmax=need_argmax, need_values=need_values)
     scores, reverse_scores, argmax, values, reverse_argmax, reverse_values = outputs
     for tile in tiles(q, d, pairs):
         a, b = left.part(tile.queries), right.part(tile.documents)

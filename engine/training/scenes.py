@@ -88,6 +88,12 @@ class ScenesTrainConfig:
                 "ScenesTrainConfig: steps must be at least 1 and batch_size at least 2, got "
                 f"{self.steps} and {self.batch_size}"
             )
+        least = {"checkpoint_every": 1, "evaluate_every": 1, "warmup_steps": 0, "threads": 0}
+        for name, lowest in least.items():
+            if getattr(self, name) < lowest:
+                raise ValueError(f"ScenesTrainConfig: {name} must be at least {lowest}, got {getattr(self, name)}")
+        if not 0 < self.presence_until <= 1:
+            raise ValueError(f"ScenesTrainConfig: presence_until must be in (0, 1], got {self.presence_until}")
 
 
 class Trainee(nn.Module):
@@ -132,9 +138,11 @@ class Run:
 
     def __init__(self, config: ScenesTrainConfig, attributes: int) -> None:
         self.config = config
-        torch.manual_seed(config.seed)
-        self.master = Trainee(config.model, attributes, config.count_weight)
-        self.worker = Trainee(config.model, attributes, config.count_weight)
+        # The seed is of these weights alone: the caller's random numbers go on as if nothing had happened.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            self.master = Trainee(config.model, attributes, config.count_weight)
+            self.worker = Trainee(config.model, attributes, config.count_weight)
         self.worker.load_state_dict(self.master.state_dict())
         if config.precision == "bfloat16":
             self.worker.to(torch.bfloat16)
@@ -235,9 +243,19 @@ def train(
     ``model.safetensors`` and ``model.json``, which ``engine.load("scenes:<folder>")`` reads.
 
     ``evaluate`` gets the model in float32 and returns named figures; ``report`` gets one line of progress.
+
+    Raises ValueError for a checkpoint of other settings or a vocabulary too small, FloatingPointError for a gradient
+    that is not finite.
     """
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(config.threads or threads)
+    try:
+        return _train(config, evaluate, report)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _train(config: ScenesTrainConfig, evaluate: Evaluate | None, report: Report | None) -> Path:
     config.output.mkdir(parents=True, exist_ok=True)
     tokenizer = WordTokenizer(VOCABULARY, config.model.context_length)
     if tokenizer.size > config.model.vocabulary:
@@ -293,8 +311,10 @@ def _batch(
 
 
 def _float_model(run: Run) -> ScenesModel:
-    model = ScenesModel(run.config.model)
-    model.load_state_dict(run.master.model.state_dict())
+    # Made without memory: initial weights would be drawn for nothing, and from the caller's generator.
+    with torch.device("meta"):
+        model = ScenesModel(run.config.model)
+    model.load_state_dict({key: value.clone() for key, value in run.master.model.state_dict().items()}, assign=True)
     return model.eval().requires_grad_(False)
 
 
@@ -307,10 +327,13 @@ def _settings(config: ScenesTrainConfig) -> dict[str, object]:
 
 
 def _cut_log(path: Path, step: int) -> None:
-    """Drop what was logged after the checkpoint: those steps will be run again."""
-    if path.exists():
-        lines = [line for line in path.read_text().splitlines() if line and json.loads(line)["step"] <= step]
-        path.write_text("".join(line + "\n" for line in lines))
+    """Drop what was logged after the checkpoint, and a line torn by a crash: those steps will be run again."""
+    if not path.exists():
+        return
+    whole = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text("".join(line for line in whole if json.loads(line)["step"] <= step))
+    unfinished.replace(path)
 
 
 def _line(config: ScenesTrainConfig, run: Run, entry: dict[str, float]) -> str:
