@@ -329,9 +329,8 @@ def _cat(cls: type[Features], parts: Sequence[Features]) -> Features:
         if item.name in ragged:
             source = next(name for name, mask in _PADDED.items() if mask == item.name)
             rows = [getattr(part, source) for part in parts]
-            values = [
-                torch.ones_like(row[..., 0], dtype=torch.bool) if v is None else v for row, v in zip(rows, values, strict=True)
-            ]
+            real = [torch.ones_like(row[..., 0], dtype=torch.bool) for row in rows]
+            values = [ones if v is None else v for v, ones in zip(values, real, strict=True)]
         if all(value is None for value in values):
             continue
         if any(value is None for value in values):
