@@ -328,8 +328,9 @@ def _cat(cls: type[Features], parts: Sequence[Features]) -> Features:
             continue
         if item.name in ragged:
             source = next(name for name, mask in _PADDED.items() if mask == item.name)
-            masked = zip((getattr(part, source) for part in parts), values, strict=True)
-            values = [torch.ones_like(x[..., 0], dtype=torch.bool) if v is None else v for x, v in masked]
+            rows = [getattr(part, source) for part in parts]
+            real = [torch.ones_like(row[..., 0], dtype=torch.bool) for row in rows]
+            values = [ones if v is None else v for v, ones in zip(values, real, strict=True)]
         if all(value is None for value in values):
             continue
         if any(value is None for value in values):

@@ -1,7 +1,8 @@
 """What every encoder is: a frozen dual encoder with its preprocessing and text rules as one unit.
 
 A family implements four steps (``preprocess``, ``encode_pixels``, ``tokenize``, ``encode_tokens``); batching,
-regions and the joining of features are written once, here.
+regions and the joining of features are written once, here. A region fills the input whatever its shape, also
+where the family cuts or pads whole pictures (``preprocess_region``).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import Tensor
 from engine.crops import CropMode, Fill, crop_grid, crops
 from engine.encoders.windows import pad_windows, window_cells
 from engine.features import ImageFeatures, RegionPlan, TextFeatures
+from engine.images import Interpolation, normalise, resize
 
 Progress = Callable[[int, int], None]
 
@@ -112,6 +114,17 @@ class Encoder(ABC):
     def preprocess(self, image: Image.Image) -> Tensor:
         """An upright RGB image as normalised input ``(3, image_size, image_size)``, float32."""
 
+    def preprocess_region(self, image: Image.Image) -> Tensor:
+        """A region as normalised input, all of it: squashed to the square whatever ``spec.resize`` says.
+
+        Cutting the middle out would lose what lies at the edges of a long window. The whole image as a region
+        is squashed too, so its embedding differs from the global one where ``spec.resize`` is not
+        ``"squash"``. A family whose input is no such square overrides this.
+        """
+        spec = self.spec
+        square = resize(image, spec.image_size, "squash", interpolation=cast(Interpolation, spec.interpolation))
+        return normalise(square, spec.mean, spec.std)
+
     @abstractmethod
     def encode_pixels(self, pixels: Tensor, *, tap: str | None = None, layers: Sequence[int] = ()) -> ImageFeatures:
         """Features of one batch ``(B, 3, image_size, image_size)``.
@@ -157,7 +170,7 @@ class Encoder(ABC):
         images: PIL images as ``engine.images.decode`` makes them.
         tap: patch tap to read, None for no patches.
         layers: 1-indexed image blocks whose outputs are kept.
-        regions: also encode the regions of this plan.
+        regions: also encode the regions of this plan, each squashed to the input (``preprocess_region``).
         boxes: for each image its own rectangles ``(R, 4)``, taken in place of the plan's grid; the plan's mode
             and fill still apply.
         batch_size: images (and crops) in one pass.
@@ -207,9 +220,10 @@ class Encoder(ABC):
         return TextFeatures.cat(parts)
 
     def encode_crops(self, pictures: Iterable[Image.Image], *, batch_size: int = 64) -> Tensor:
-        """Global embeddings ``(n, D)`` of many small pictures, ``batch_size`` at a time.
+        """Global embeddings ``(n, D)`` of many regions cut out, ``batch_size`` at a time.
 
-        Equal ones are encoded once. They are common: plain backgrounds, and pictures that differ in one object.
+        Each fills the input, see ``preprocess_region``. Equal ones are encoded once. They are common: plain
+        backgrounds, and pictures that differ in one object.
         """
         place: dict[tuple[tuple[int, int], bytes], int] = {}
         rows: list[int] = []
@@ -219,7 +233,7 @@ class Encoder(ABC):
             key = picture.size, hashlib.blake2b(picture.tobytes(), digest_size=16).digest()
             if key not in place:
                 place[key] = len(place)
-                pending.append(self.preprocess(picture))
+                pending.append(self.preprocess_region(picture))
             rows.append(place[key])
             if len(pending) == batch_size:
                 done.append(self.encode_pixels(torch.stack(pending).to(self.device)).embedding)
