@@ -176,11 +176,14 @@ class Encoder(ABC):
         batch_size: images (and crops) in one pass.
         progress: called with (images done, images in all).
 
-        Raises ValueError for no images, an unknown tap or grid, or features that are not finite.
+        Raises ValueError for no images, an unknown tap or grid, an image without regions, a batch size below 1,
+        or features that are not finite.
         """
+        check_batch_size("encode_images", batch_size)
         if len(images) == 0:
             raise ValueError("encode_images: needs at least one image, got none")
         self._check_tap(tap)
+        check_regions("encode_images", boxes, len(images))
         parts = []
         for start in range(0, len(images), batch_size):
             batch = images[start : start + batch_size]
@@ -201,7 +204,11 @@ class Encoder(ABC):
         batch_size: int = 64,
         progress: Progress | None = None,
     ) -> TextFeatures:
-        """Features of captions, in order. Raises ValueError for no captions, TypeError for what is no string."""
+        """Features of captions, in order.
+
+        Raises ValueError for no captions or a batch size below 1, TypeError for what is no string.
+        """
+        check_batch_size("encode_texts", batch_size)
         if isinstance(texts, str):
             raise TypeError("encode_texts: texts must be a list of strings, got one string")
         if len(texts) == 0:
@@ -222,9 +229,12 @@ class Encoder(ABC):
     def encode_crops(self, pictures: Iterable[Image.Image], *, batch_size: int = 64) -> Tensor:
         """Global embeddings ``(n, D)`` of many regions cut out, ``batch_size`` at a time.
 
-        Each fills the input, see ``preprocess_region``. Equal ones are encoded once. They are common: plain
-        backgrounds, and pictures that differ in one object.
+        Each fills the input, see ``preprocess_region``. Equal ones are encoded once. They are
+        common: plain backgrounds, and pictures that differ in one object.
+
+        Raises ValueError for a batch size below 1.
         """
+        check_batch_size("encode_crops", batch_size)
         place: dict[tuple[tuple[int, int], bytes], int] = {}
         rows: list[int] = []
         pending: list[Tensor] = []
@@ -304,6 +314,33 @@ class Encoder(ABC):
         if tap is not None and tap not in self.spec.taps:
             known = ", ".join(repr(name) for name in self.spec.taps) or "none"
             raise ValueError(f"{self.spec.name}: tap must be one of {known}, got {tap!r}")
+
+    def _check_layers(self, tower: str, layers: Sequence[int], count: int) -> None:
+        for layer in layers:
+            if not 1 <= layer <= count:
+                held = f"1 to {count}" if count else "none: it can only be read at its end"
+                raise ValueError(f"{self.spec.name}: {tower} layers are {held}, got {layer}")
+
+
+def check_batch_size(who: str, batch_size: int) -> None:
+    """Raise ValueError for a batch size below 1, which would encode nothing."""
+    if batch_size < 1:
+        raise ValueError(f"{who}: batch_size must be at least 1, got {batch_size}")
+
+
+def check_regions(who: str, regions: Sequence[object] | None, count: int) -> None:
+    """Raise ValueError unless each of ``count`` images has rectangles, integers ``(R, 4)`` with R >= 1, or all None."""
+    if regions is None:
+        return
+    if len(regions) != count:
+        raise ValueError(f"{who}: regions must be given for each of {count} images, got {len(regions)}")
+    for row, own in enumerate(regions):
+        boxes = np.asarray(own)
+        if boxes.ndim != 2 or boxes.shape[1] != 4 or not len(boxes) or not np.issubdtype(boxes.dtype, np.integer):
+            raise ValueError(
+                f"{who}: regions must be integer (R, 4) with R >= 1 for each image, got {boxes.dtype} "
+                f"{boxes.shape} for image {row}"
+            )
 
 
 def _region_boxes(

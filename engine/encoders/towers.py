@@ -214,12 +214,6 @@ class DualEncoder(Encoder):
             fingerprint=self.spec.fingerprint,
         )
 
-    def _check_layers(self, tower: str, layers: Sequence[int], count: int) -> None:
-        for layer in layers:
-            if not 1 <= layer <= count:
-                held = f"1 to {count}" if count else "none: it can only be read at its end"
-                raise ValueError(f"{self.spec.name}: {tower} layers are {held}, got {layer}")
-
 
 def freeze(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """The model for inference: evaluation mode, no parameter wants a gradient, on its device in its dtype."""
