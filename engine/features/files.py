@@ -66,11 +66,8 @@ def load(cls: type[Features], path: str | PathLike[str]) -> Features:
         raise ValueError(f"{who}: {path} holds what {cls.__name__} has no place for: {', '.join(sorted(strange))}")
     try:
         layers = dict(sorted((int(name.removeprefix("hidden.")), name) for name in hidden))
-        return cls(
-            **tensors,
-            **{name: _tuples(value) for name, value in plain.items()},
-            hidden={k: hidden[name] for k, name in layers.items()},
-        )
+        parts: dict[str, Any] = {**tensors, **{name: _tuples(value) for name, value in plain.items()}}
+        return cls(**parts, hidden={k: hidden[name] for k, name in layers.items()})
     except (TypeError, ValueError) as error:
         raise ValueError(f"{who}: {path} is damaged ({error})") from error
 

@@ -83,7 +83,7 @@ def _pool(
     outputs = reference.empty_outputs(peak, keys, need_attention)
     if outputs[0].numel() == 0:
         return outputs
-    tensors = _prepared(peak, anchor, keys, mask, end, factors, norm_weight, norm_bias)
+    tensors: Any = _prepared(peak, anchor, keys, mask, end, factors, norm_weight, norm_bias)
     if backend == "triton":
         from engine.kernels.peak_patch import pool_forward
 
@@ -143,7 +143,7 @@ def _pool_backward(
         return reference.pool_backward(
             grad_pooled, grad_attention, attention, peak, anchor, keys, mask, end, factors, norm, need_tokens
         )
-    tensors = _prepared(peak, anchor, keys, mask, end, factors, norm_weight, norm_bias)
+    tensors: Any = _prepared(peak, anchor, keys, mask, end, factors, norm_weight, norm_bias)
     grads = (
         keys.new_empty(keys.shape, dtype=torch.float32),
         *(x.new_empty(x.shape if need_tokens else (0,), dtype=torch.float32) for x in (peak, anchor)),

@@ -196,7 +196,7 @@ def _check_grid(grid: object) -> tuple[int, int]:
     is_pair = isinstance(grid, tuple | list) and len(grid) == 2
     if not is_pair or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in grid):  # type: ignore[attr-defined]
         raise ValueError(f"{OP}: grid must be (rows, columns), two whole numbers of at least 0, got {grid!r}")
-    rows, columns = grid  # type: ignore[misc]
+    rows, columns = int(grid[0]), int(grid[1])  # type: ignore[index]
     if rows * columns >= 2**31 - 1:
         raise ValueError(f"{OP}: grid must have fewer than 2^31 - 1 cells, got {rows} x {columns}")
     return rows, columns
