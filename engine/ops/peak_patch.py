@@ -83,13 +83,14 @@ def _pool(
     outputs = reference.empty_outputs(peak, keys, need_attention)
     if outputs[0].numel() == 0:
         return outputs
-    tensors: Any = _prepared(peak, anchor, keys, mask, end, factors, norm_weight, norm_bias)
+    tensors = _prepared(peak, anchor, keys, mask, end, factors, norm_weight, norm_bias)
     if backend == "triton":
         from engine.kernels.peak_patch import pool_forward
 
         # Triton launches on the current device, which need not be the tensors'.
         with torch.cuda.device(peak.device) if peak.is_cuda else nullcontext():
-            pool_forward(*tensors, eps, outputs)
+            arguments: Any = (*tensors, eps, outputs)
+            pool_forward(*arguments)
         return outputs
     extension(OP).peak_patch_pool(
         *_arrays(tensors, peak.dtype), eps, *map(as_array, outputs), forced_isa(), torch.get_num_threads()
@@ -143,7 +144,7 @@ def _pool_backward(
         return reference.pool_backward(
             grad_pooled, grad_attention, attention, peak, anchor, keys, mask, end, factors, norm, need_tokens
         )
-    tensors: Any = _prepared(peak, anchor, keys, mask, end, factors, norm_weight, norm_bias)
+    tensors = _prepared(peak, anchor, keys, mask, end, factors, norm_weight, norm_bias)
     grads = (
         keys.new_empty(keys.shape, dtype=torch.float32),
         *(x.new_empty(x.shape if need_tokens else (0,), dtype=torch.float32) for x in (peak, anchor)),
@@ -153,7 +154,8 @@ def _pool_backward(
         from engine.kernels.peak_patch_backward import pool_backward
 
         with torch.cuda.device(peak.device) if peak.is_cuda else nullcontext():
-            pool_backward(*tensors, eps, incoming, grads)
+            arguments: Any = (*tensors, eps, incoming, grads)
+            pool_backward(*arguments)
     else:
         extension(OP).peak_patch_pool_backward(
             *_arrays(tensors, peak.dtype), eps, *map(as_array, incoming), *map(as_array, grads),
