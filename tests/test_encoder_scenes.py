@@ -55,6 +55,12 @@ def test_unknown_words_are_named(encoder):
         encoder.encode_texts(["a dog", "a red zebra"])
 
 
+def test_words_of_any_script_are_words(encoder):
+    with pytest.warns(UserWarning, match="not rötes, круг; they count"):
+        tokens = encoder.tokenize(["rötes круг"])
+    assert tokens.ids[0, :4].tolist() == [1, 3, 3, 2]
+
+
 def test_the_short_ways_to_a_state_give_the_long_ways_state(encoder):
     model = encoder._model
     pixels = torch.randn(3, 3, 96, 96)

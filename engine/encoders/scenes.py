@@ -54,7 +54,7 @@ class WordTokenizer:
 
     def split(self, text: str) -> list[str]:
         """The words of a text in lower case."""
-        return re.findall(r"[a-z0-9']+", text.lower())
+        return re.findall(r"[^\W_]+(?:'[^\W_]+)*", text.lower())
 
     def unknown(self, text: str) -> list[str]:
         """The words of a text that the vocabulary lacks."""
