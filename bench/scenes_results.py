@@ -1,7 +1,8 @@
 """Measure everything RESULTS.md says of the embedded model: ``python -m bench.scenes_results FOLDER [--items N]``.
 
 For each model given (``--models scenes scenes:runs/scenes-1 …``) the controlled benchmark on withheld combinations,
-zero-shot classification and retrieval; for the shipped one also the other splits and the negation sets. Writes
+zero-shot classification and retrieval; for the shipped one also the other splits (a quarter of the items) and the
+negation sets. Writes
 ``FOLDER/<part>.json`` as it goes (a part that the same weights made already is kept, so a stopped run goes on) and
 ``FOLDER/tables.md``.
 """
@@ -38,8 +39,8 @@ def part(path: Path, engine: Engine, make: Callable[[Engine], dict[str, Any]]) -
     return json.loads(path.read_text())["values"]
 
 
-def controlled(engine: Engine, *, split: str, segments: str, items: int) -> dict[str, Any]:
-    benchmark = scenes.ScenesBenchmark(items=items, split=split, segments=segments)
+def controlled(engine: Engine, *, split: str, items: int) -> dict[str, Any]:
+    benchmark = scenes.ScenesBenchmark(items=items, split=split)
     return scenes.evaluate(engine, benchmark=benchmark).to_dict()
 
 
@@ -66,14 +67,12 @@ def measure(folder: Path, models: list[str], items: int) -> str:
     for model in models:
         engine = load(model)
         name = model.replace(":", "_").replace("/", "_")
-        plan = [("held_out", "parsed")]
+        plan = [("held_out", items)]
         if model == SHIPPED:
-            plan += [("shifted", "parsed"), ("in_domain", "parsed")]
-        for split, segments in plan:
+            plan += [("shifted", max(1, items // 4)), ("in_domain", max(1, items // 4))]
+        for split, count in plan:
             values = part(
-                folder / f"{name}-{split}-{segments}.json",
-                engine,
-                partial(controlled, split=split, segments=segments, items=items),
+                folder / f"{name}-{split}-{count}.json", engine, partial(controlled, split=split, items=count)
             )
             report = scenes.ScenesReport.from_dict(values)
             lines += [

@@ -92,6 +92,7 @@ void max_sim_backward(const Array& q, const Array& d, const std::string& dtype, 
 void bind_centroid(py::module_& m);
 void bind_crop_batch(py::module_& m);
 void bind_peak_patch(py::module_& m);
+void bind_window_attention(py::module_& m);
 
 PYBIND11_MODULE(_C, m) {
     m.doc() = "CPU kernels on numpy arrays; use them through engine.ops, which checks and documents.";
@@ -115,4 +116,5 @@ PYBIND11_MODULE(_C, m) {
     bind_centroid(m);
     bind_crop_batch(m);
     bind_peak_patch(m);
+    bind_window_attention(m);
 }

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from engine.encoders.base import Encoder, EncoderSpec, Progress
+from engine.encoders.base import Encoder, EncoderSpec, Progress, check_batch_size, check_regions
 from engine.encoders.captions import TEMPLATES, CaptionSegments, encode_captions, label_prompts
 from engine.encoders.progress import reporting
 from engine.encoders.registry import load_encoder
@@ -28,6 +28,7 @@ from engine.encoders.sources import (
 from engine.encoders.taps import aligned_taps
 from engine.features import Features, ImageFeatures, Needs, TextFeatures
 from engine.images import ImageError, ImageFailure, ImageSource, decode
+from engine.ops.checks import BACKENDS
 from engine.scorers.base import Scorer, check_choice, check_finite
 from engine.scorers.explanation import Explanation
 from engine.scorers.registry import get_scorer
@@ -49,7 +50,7 @@ class Engine:
     encoder: what makes the features.
     segmenter: what splits captions into segments, a name or an object of ``engine.segments``; it is made when
         a scorer first needs it.
-    backend: of the ops, for scorers that do not name their own; None chooses by device.
+    backend: of the ops, for scorers that name none; None chooses by device. Unknown names raise ValueError.
 
     Example
     -------
@@ -62,6 +63,7 @@ class Engine:
     """
 
     def __init__(self, encoder: Encoder, *, segmenter: str | Segmenter = "auto", backend: str | None = None) -> None:
+        _check_options(segmenter, backend)
         self.encoder = encoder
         self.backend = backend
         self._segmenter = segmenter
@@ -109,10 +111,11 @@ class Engine:
         Raises
         ------
         ImageError: a picture cannot be read.
-        ValueError: nothing to score, an unknown option, features of another encoder or without what the
-            scorer needs, pairs of unequal number, the softmax of pairs, or a score that is not finite.
+        ValueError: nothing to score, an unknown option, a batch size below 1, features of another encoder or
+            without what the scorer needs, pairs of unequal number, the softmax of pairs, or a score that is not finite.
         """
         check_choice("score", "output", output, get_args(Output))
+        check_batch_size("score", batch_size)
         if pairs and output == "probability" and self.spec.probability == "softmax":
             raise ValueError(
                 "score: a softmax probability is one among several texts and pairs have one each; use "
@@ -163,14 +166,12 @@ class Engine:
         Returns features whose ``ids`` tell which images are there.
 
         Raises ImageError (a picture cannot be read, or none can), ValueError (no image, wrong number of ids
-        or regions, needs the encoder cannot meet).
+        or regions, an image without regions, a batch size below 1, needs the encoder cannot meet).
         """
+        check_batch_size("encode_images", batch_size)
         sources = as_list(images)
         names = names_of(sources, ids)
-        if regions is not None and len(regions) != len(sources):
-            raise ValueError(
-                f"encode_images: regions must be given for each of {len(sources)} images, got {len(regions)}"
-            )
+        check_regions("encode_images", regions, len(sources))
         if not callable(on_error):
             check_choice("encode_images", "on_error", on_error, ("raise", "skip"))
         needs = self._needs(scorer)
@@ -214,8 +215,9 @@ class Engine:
         batch_size, progress: as for ``score``.
 
         Captions that are cut to the model's context are flagged in ``truncated`` and named in a UserWarning.
-        Raises ValueError for no text or a wrong number of segments, TypeError for what is no string.
+        Raises ValueError for no text, too few segments or a batch size below 1, TypeError for what is no string.
         """
+        check_batch_size("encode_texts", batch_size)
         captions = [texts] if isinstance(texts, str) else list(texts)
         needs = self._needs(scorer)
         for row, text in enumerate(captions):
@@ -271,6 +273,7 @@ class Engine:
         ``{}`` standing for the label (Radford et al. 2021, CLIP). Images and outputs as for ``score``.
         Raises ValueError for no label, the same label twice, or a template without ``{}``.
         """
+        check_batch_size("classify", batch_size)
         prompts = label_prompts(self.encoder, labels, templates, batch_size=batch_size)
         return self.score(images, prompts, output=output, batch_size=batch_size, progress=progress)
 
@@ -306,22 +309,20 @@ class Engine:
         progress: bool | Progress,
     ) -> Iterator[tuple[int, ImageFeatures]]:
         """Features of the images, a block at a time, with the row each block begins at."""
-        if isinstance(sources, ImageFeatures):
-            for start in range(0, len(sources), FEATURE_ROWS):
-                yield start, sources[start : start + FEATURE_ROWS]
-            return
-        names, needs = names_of(sources), self._needs(scorer)
+        names = [] if isinstance(sources, ImageFeatures) else names_of(sources)
+        needs, step = self._needs(scorer), FEATURE_ROWS if isinstance(sources, ImageFeatures) else batch_size
         with reporting(progress, "images") as report:
-            for start in range(0, len(sources), batch_size):
-                batch, rows, failures = decode_batch(sources[start : start + batch_size], names, start)
-                if failures:
-                    raise ImageError(failures[0].path, failures[0].reason)
-                yield (
-                    start,
-                    encode_pictures(self.encoder, batch, [names[row] for row in rows], needs, batch_size=batch_size),
-                )
+            for start in range(0, len(sources), step):
+                block = sources[start : start + step]
+                if not isinstance(block, ImageFeatures):
+                    batch, rows, failures = decode_batch(block, names, start)
+                    if failures:
+                        raise ImageError(failures[0].path, failures[0].reason)
+                    named = [names[row] for row in rows]
+                    block = encode_pictures(self.encoder, batch, named, needs, batch_size=batch_size)
+                yield start, block
                 if report is not None:
-                    report(start + len(batch), len(sources))
+                    report(start + len(block), len(sources))
 
     def _split(self, captions: Sequence[str]) -> CaptionSegments:
         """Segments of each caption by the engine's segmenter; every distinct caption is split once."""
@@ -357,7 +358,15 @@ def load(
 
     Raises ValueError for an unknown name or option, FileNotFoundError for weights that are not there.
     """
+    _check_options(segmenter, backend)
     return Engine(load_encoder(name, device=device, dtype=dtype), segmenter=segmenter, backend=backend)
+
+
+def _check_options(segmenter: str | Segmenter, backend: str | None) -> None:
+    """Refuse unknown names before anything is loaded; whether the package is there shows when it is used."""
+    if isinstance(segmenter, str) and not segmenter.startswith("spacy:"):
+        check_choice("Engine", "segmenter", segmenter, ("auto", "spacy", "spacy:<package>", "rules"))
+    check_choice("Engine", "backend", "auto" if backend is None else backend, BACKENDS)
 
 
 def score(

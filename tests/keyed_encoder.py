@@ -39,6 +39,9 @@ class KeyedEncoder(FakeEncoder):
         pixels.view(-1)[:WIDTH] = torch.stack([vector(name) for name in names]).mean(dim=0)
         return pixels
 
+    def preprocess_region(self, image: Image.Image) -> Tensor:
+        return self.preprocess(image)
+
     def encode_pixels(self, pixels: Tensor, *, tap: str | None = None, layers: Sequence[int] = ()) -> ImageFeatures:
         embedding = functional.normalize(pixels.flatten(1)[:, :WIDTH], dim=-1)
         return ImageFeatures(embedding=embedding, fingerprint=self.spec.fingerprint)

@@ -102,9 +102,18 @@ def test_scores_are_those_of_the_engine():
         assert report.result(name, "color").group.value == group_scores(scores).group.mean()
 
 
+class Unasked:
+    """A segmenter that must not be asked."""
+
+    name = "unasked"
+
+    def segment(self, captions):
+        raise AssertionError(f"asked to split {captions}")
+
+
 def test_given_segments_take_the_segmenters_place():
     benchmark = ScenesBenchmark(items=2, categories=("quantity",), segments="oracle")
-    peaksim = Engine(FakeEncoder(context_length=LONG), segmenter="never asked for")
+    peaksim = Engine(FakeEncoder(context_length=LONG), segmenter=Unasked())
     report = evaluate(peaksim, {"sgi": SGI()}, benchmark)
     assert report.segmenter == "oracle"
     item = controlled_items("quantity", 2, seed=benchmark.seed)[0]
@@ -198,7 +207,7 @@ def test_equal_crops_are_encoded_once_and_nothing_else_changes(mode: str):
     assert features.regions is not None
     for row, picture in enumerate(pictures):
         cut = crops(picture, boxes, mode=mode)
-        each = [encoder.encode_pixels(encoder.preprocess(crop)[None]).embedding[0] for crop in cut]
+        each = [encoder.encode_pixels(encoder.preprocess_region(crop)[None]).embedding[0] for crop in cut]
         assert_close(features.regions[row], torch.stack(each))
 
 

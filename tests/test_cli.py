@@ -254,7 +254,7 @@ def test_options_are_read_as_their_types():
     for options, message in (
         (("size=3",), r"an option of 'sgi' \(grid, crops, .*\), got 'size=3'"),
         (("exclusive=yes",), "exclusive must be true or false, got 'yes'"),
-        (("crops=big",), "crops must be one of 'rescaled', 'native', got 'big'"),
+        (("crops=big",), "crops must be one of 'rescaled', 'native', 'windows', got 'big'"),
     ):
         with pytest.raises(ValueError, match=message):
             scorer_with("sgi", options)

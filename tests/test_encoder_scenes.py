@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+import engine
 from engine.encoders.scenes import ScenesEncoder, WordTokenizer, load_scenes, pixels_from_uint8, save_scenes
 from engine.encoders.scenes_model import ScenesModel, ScenesModelConfig
 from engine.scenes.render import training_batch
@@ -52,6 +53,12 @@ def test_words_must_be_distinct():
 def test_unknown_words_are_named(encoder):
     with pytest.warns(UserWarning, match="knows 135 words and not dog, zebra; they count as one unknown word"):
         encoder.encode_texts(["a dog", "a red zebra"])
+
+
+def test_words_of_any_script_are_words(encoder):
+    with pytest.warns(UserWarning, match="not rötes, круг; they count"):
+        tokens = encoder.tokenize(["rötes круг"])
+    assert tokens.ids[0, :4].tolist() == [1, 3, 3, 2]
 
 
 def test_the_short_ways_to_a_state_give_the_long_ways_state(encoder):
@@ -140,6 +147,21 @@ def test_another_format_is_refused(encoder, tmp_path):
 def test_an_unknown_tap_is_refused(encoder):
     with pytest.raises(ValueError, match="tap must be one of 'projected', 'value', got 'raw'"):
         encoder.encode_images(pictures(1), tap="raw")
+
+
+def test_layers_outside_the_tower_are_refused(encoder):
+    with pytest.raises(ValueError, match="scenes: image layers are 1 to 2, got 3"):
+        encoder.encode_images(pictures(1), layers=[3])
+    with pytest.raises(ValueError, match="scenes: text layers are 1 to 3, got 0"):
+        encoder.encode_texts(["red"], layers=[0])
+
+
+def test_loading_leaves_torchs_generator_alone():
+    before = torch.get_rng_state()
+    model = engine.load("scenes", device="cpu").encoder._model
+    assert torch.equal(torch.get_rng_state(), before)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
 
 
 def test_a_damaged_weight_file_is_an_error_and_not_another_model(encoder, tmp_path):

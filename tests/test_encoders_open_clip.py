@@ -6,14 +6,19 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import open_clip
 import pytest
 import torch
+from PIL import Image
 from torch.nn import functional
 
 from engine.encoders.open_clip import OpenClipEncoder, load_open_clip
+from engine.encoders.region_inputs import RegionInputs
 from engine.encoders.text_rules import find_equal_after_cut
 from engine.encoders.towers import TAPS
+from engine.features import RegionPlan
+from engine.images import normalise, resize
 from tests.tiny_open_clip import CONFIGS, TEXTS, WORDS, pictures, write_folder
 
 CLOSE = {"rtol": 0, "atol": 1e-5}
@@ -312,3 +317,31 @@ def test_threads_do_not_mix_their_states(encoders):
     for row in range(12):
         assert set(got[row].hidden) == set(wanted[row].hidden)
         assert torch.equal(got[row].patches, wanted[row].patches)
+
+
+@pytest.mark.parametrize("mode", ["model", "source", "pad"])
+def test_a_region_is_seen_to_its_edges(mode, folders):
+    """What a centre crop would cut off counts, whatever the policy for whole pictures is."""
+    encoder = load_open_clip(str(folders["clip"]), device="cpu", resize=mode)
+    plain = Image.new("RGB", (96, 32), (40, 90, 160))
+    marked = plain.copy()
+    marked.paste((250, 240, 10), (0, 0, 12, 32))
+    window = [np.array([[0, 0, 96, 32]])] * 2
+    found = encoder.encode_images([plain, marked], regions=RegionPlan(), boxes=window)
+    assert (found.regions[0] - found.regions[1]).abs().max() > 1e-3
+    if mode != "pad":
+        assert encoder.spec.resize == "crop"
+        torch.testing.assert_close(found.embedding[0], found.embedding[1], **CLOSE)
+    spec = encoder.spec
+    square = resize(marked, spec.image_size, "squash", interpolation=spec.interpolation)
+    wanted = encoder.encode_pixels(normalise(square, spec.mean, spec.std)[None]).embedding[0]
+    torch.testing.assert_close(found.regions[1, 0], wanted, **CLOSE)
+
+
+def test_regions_are_the_inputs_that_crop_batch_makes(encoders):
+    encoder = encoders["clip"]
+    boxes = [np.array([[0, 0, 20, 40], [10, 5, 60, 15], [-4, 0, 30, 30]])]
+    found = RegionInputs.of(pictures(1), boxes, mode="rescaled", fill="border")
+    pixels = torch.cat(list(found.batches(encoder.spec, 8)))
+    regions = encoder.encode_images(pictures(1), regions=RegionPlan(), boxes=boxes).regions[0]
+    torch.testing.assert_close(regions, encoder.encode_pixels(pixels).embedding, **CLOSE)

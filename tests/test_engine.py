@@ -7,6 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -98,6 +99,19 @@ def test_outputs_are_scaled_as_the_checkpoint_says(fake: Engine):
         (lambda e: e.encode_images(PICTURES, ids=["a"]), "ids must name each of 3 images, got 1 ids"),
         (lambda e: e.encode_images(PICTURES, ids="abc"), "ids must name each of 3 images, got 'abc'"),
         (lambda e: e.encode_images(PICTURES, regions=[[[0, 0, 4, 4]]]), "regions .* each of 3 images, got 1"),
+        (
+            lambda e: e.encode_images(PICTURES, regions=[[[0, 0, 4, 4]], [], [[0, 0, 4, 4]]]),
+            r"regions must be integer \(R, 4\) with R >= 1 for each image, got float64 \(0,\) for image 1",
+        ),
+        (lambda e: e.encode_images(PICTURES[0], regions=[[[0, 0, 0.5, 1]]]), r"R >= 1 .* got float64 \(1, 4\)"),
+        (lambda e: e.encoder.encode_images(PICTURES[:1], boxes=[np.zeros((0, 4), int)]), r"got int64 \(0, 4\)"),
+        (lambda e: e.score(PICTURES, CAPTIONS, batch_size=0), "score: batch_size must be at least 1, got 0"),
+        (lambda e: e.encode_images(PICTURES, batch_size=-1), "encode_images: batch_size .* got -1"),
+        (lambda e: e.encode_texts(CAPTIONS, batch_size=0), "encode_texts: batch_size .* got 0"),
+        (lambda e: e.classify(PICTURES, ["red"], batch_size=0), "classify: batch_size .* got 0"),
+        (lambda e: e.encoder.encode_images(PICTURES, batch_size=0), "encode_images: batch_size .* got 0"),
+        (lambda e: e.encoder.encode_texts(CAPTIONS, batch_size=0), "encode_texts: batch_size .* got 0"),
+        (lambda e: e.encoder.encode_crops(PICTURES, batch_size=0), "encode_crops: batch_size .* got 0"),
         (lambda e: e.encode_texts(CAPTIONS, segments=[["red"]]), "segments .* each of 3 texts, got 1"),
         (lambda e: e.explain(PICTURES[0], "red", scorer="x"), "scorer: must be one of"),
         (
@@ -219,9 +233,14 @@ def test_cut_captions_are_named_and_so_are_those_made_equal():
         peaksim.encode_texts([f"{n} x y z" for n in range(7)])
 
 
-def test_progress_is_counted_in_images_and_in_texts(fake: Engine):
+def test_progress_is_counted_in_images_and_in_texts(fake: Engine, monkeypatch: pytest.MonkeyPatch):
     seen: list[tuple[int, int]] = []
     fake.score(PICTURES, CAPTIONS, batch_size=2, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(2, 3), (3, 3)]
+    seen.clear()
+    monkeypatch.setattr("engine.engine.FEATURE_ROWS", 2)
+    features = fake.encode_images(PICTURES)
+    fake.score(features, CAPTIONS, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(2, 3), (3, 3)]
     seen.clear()
     fake.encode_images(PICTURES, batch_size=1, progress=lambda done, total: seen.append((done, total)))
@@ -270,8 +289,8 @@ def test_the_backend_reaches_the_scorers_that_name_none():
     assert peaksim.scorer("sgi") == SGI(backend="reference")
     assert peaksim.scorer(MaxSim(backend="cpp")) == MaxSim(backend="cpp")
     assert peaksim.scorer("global").name == "global"
-    with pytest.raises(ValueError, match=r"backend must be one of .* got 'gpu'"):
-        Engine(FakeEncoder(), segmenter="rules", backend="gpu").score(PICTURES, CAPTIONS, scorer="sgi")
+    with pytest.raises(ValueError, match=r"Engine: backend must be one of 'auto', 'cpp', .* got 'gpu'"):
+        Engine(FakeEncoder(), backend="gpu")
 
 
 @pytest.fixture
@@ -293,6 +312,12 @@ def test_loading_hands_its_options_on(loads: list[tuple]):
     peaksim = load("scenes", device="cpu", dtype="float32", segmenter="rules", backend="reference")
     assert loads == [("scenes", "cpu", "float32")]
     assert peaksim.segmenter.name == "rules" and peaksim.backend == "reference"
+    loads.clear()
+    with pytest.raises(ValueError, match=r"Engine: segmenter must be one of 'auto', 'spacy', .* got 'regex'"):
+        load("scenes", segmenter="regex")
+    with pytest.raises(ValueError, match=r"Engine: backend must be one of .* got 'nope'"):
+        load("scenes", backend="nope")
+    assert loads == []
     own = RulesSegmenter()
     assert load(segmenter=own).segmenter is own
     assert peaksim.spec.name == "scenes"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -58,6 +59,13 @@ def test_commands_run(command, folder, capsys):
     said = capsys.readouterr()
     assert code == 0, said.err
     assert said.out.strip()
+
+
+def test_pairs_keep_their_captions_when_a_picture_comes_twice(folder, capsys):
+    words = ["score", "photos/dog.jpg", "photos/cat.jpg", "photos/dog.jpg", "--pairs", "--json"]
+    captions = ["a red ring", "a blue star", "a circle"]
+    assert main([*words, *(part for caption in captions for part in ("--text", caption))]) == 0
+    assert json.loads(capsys.readouterr().out)["texts"] == captions
 
 
 def test_links_lead_somewhere():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -78,9 +80,7 @@ def test_features_are_those_of_pillow_crops(mode: str, monkeypatch: pytest.Monke
     assert_close(fast.regions, slow.regions, what="regions")
 
 
-def test_without_kernels_pillow_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, plan = encoder(), RegionPlan(grid="none")
-    wanted = model.encode_images(images(), regions=plan)
-    monkeypatch.setattr("engine.encoders.scenes.instruction_sets", lambda: [])
-    monkeypatch.setattr(RegionInputs, "of", lambda *args, **kwargs: pytest.fail("crop_batch was called"))
-    assert_close(model.encode_images(images(), regions=plan).regions, wanted.regions)
+def test_without_kernels_it_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "engine._C", None)
+    with pytest.raises(RuntimeError, match=r"crop_batch: the C\+\+ CPU kernels are missing .* reinstall peaksim"):
+        encoder().encode_images(images(), regions=RegionPlan(grid="none"))

@@ -32,7 +32,12 @@ def test_the_registry_knows_three_scorers_and_says_so():
         (lambda: MaxSim(direction="both"), "direction must be one of 'text_to_image', .* got 'both'"),
         (lambda: MaxSim(reduction="max"), "reduction must be one of 'mean', 'sum', got 'max'"),
         (lambda: MaxSim(temperature=0.0), "temperature must be None or above 0, got 0.0"),
-        (lambda: SGI(crops="big"), "crops must be one of 'rescaled', 'native', got 'big'"),
+        (lambda: MaxSim(backend="gpu"), "max_sim: backend must be one of 'auto', .* got 'gpu'"),
+        (lambda: SGI(backend="gpu"), "sgi: backend must be one of 'auto', .* got 'gpu'"),
+        (lambda: SGI(grid="fine"), "sgi: grid must be one of 'dense', 'multi_scale', 'none', 'scenes', got 'fine'"),
+        (lambda: SGI(fill="white"), "sgi: fill must be one of 'border', 'mean', got 'white'"),
+        (lambda: SGI(fill=(0, 0, 256)), r"sgi: fill must be three numbers 0..255 or a name, got \(0, 0, 256\)"),
+        (lambda: SGI(crops="big"), "crops must be one of 'rescaled', 'native', 'windows', got 'big'"),
         (lambda: SGI(negation="flip"), "negation must be one of 'ignore', 'subtract', 'keep', got 'flip'"),
         (
             lambda: SGI(template="a photo"),
@@ -102,6 +107,19 @@ def test_text_features_without_segments_are_refused():
 def test_regions_of_the_users_own_fit_every_plan():
     images = replace(make_images(), region_plan="")
     assert SGI(crops="native").matrix(images, make_texts()).shape == (3, 4)
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_an_image_without_regions_is_refused(exclusive: bool):
+    images, texts = make_images(4), make_texts()
+    images.region_mask[1] = False
+    scorer = SGI(exclusive=exclusive)
+    for score in (scorer.matrix, scorer.pairs):
+        with pytest.raises(ValueError, match="sgi: every image needs a region, got none in image 1"):
+            score(images, texts)
+    bare = replace(images, regions=unit(4, 0), region_mask=None, boxes=None, ids=tuple("abcd"))
+    with pytest.raises(ValueError, match=r"got none in image 0 \('a'\)"):
+        scorer.matrix(bare, texts)
 
 
 def test_pairs_of_unequal_number_are_refused():

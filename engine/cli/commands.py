@@ -47,8 +47,8 @@ class Score(WithScorer):
         engine = self.engine(segmenter=self.segmenter)
         features, failures = read_images(engine, files, scorer, self.batch_size)
         if self.pairs:
-            position = {str(file): row for row, file in enumerate(files)}
-            texts = [texts[position[name]] for name in features.ids or ()]
+            read = set(features.ids or ())
+            texts = [text for file, text in zip(files, texts, strict=True) if str(file) in read]
         scores = engine.score(
             features, texts, scorer=scorer, pairs=self.pairs, output=self.output, batch_size=self.batch_size
         )

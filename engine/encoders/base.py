@@ -1,7 +1,8 @@
 """What every encoder is: a frozen dual encoder with its preprocessing and text rules as one unit.
 
 A family implements four steps (``preprocess``, ``encode_pixels``, ``tokenize``, ``encode_tokens``); batching,
-regions and the joining of features are written once, here.
+regions and the joining of features are written once, here. A region fills the input whatever its shape, also
+where the family cuts or pads whole pictures (``preprocess_region``).
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from PIL import Image
 from torch import Tensor
 
 from engine.crops import CropMode, Fill, crop_grid, crops
+from engine.encoders.windows import pad_windows, window_cells
 from engine.features import ImageFeatures, RegionPlan, TextFeatures
+from engine.images import Interpolation, normalise, resize
 
 Progress = Callable[[int, int], None]
 
@@ -111,6 +114,17 @@ class Encoder(ABC):
     def preprocess(self, image: Image.Image) -> Tensor:
         """An upright RGB image as normalised input ``(3, image_size, image_size)``, float32."""
 
+    def preprocess_region(self, image: Image.Image) -> Tensor:
+        """A region as normalised input, all of it: squashed to the square whatever ``spec.resize`` says.
+
+        Cutting the middle out would lose what lies at the edges of a long window. The whole image as a region
+        is squashed too, so its embedding differs from the global one where ``spec.resize`` is not
+        ``"squash"``. A family whose input is no such square overrides this.
+        """
+        spec = self.spec
+        square = resize(image, spec.image_size, "squash", interpolation=cast(Interpolation, spec.interpolation))
+        return normalise(square, spec.mean, spec.std)
+
     @abstractmethod
     def encode_pixels(self, pixels: Tensor, *, tap: str | None = None, layers: Sequence[int] = ()) -> ImageFeatures:
         """Features of one batch ``(B, 3, image_size, image_size)``.
@@ -118,6 +132,17 @@ class Encoder(ABC):
         ``tap`` names the patch tap to read (a key of ``spec.taps``), None reads no patches. ``layers`` are
         1-indexed image blocks whose outputs go to ``hidden``.
         """
+
+    def encode_windows(self, pixels: Tensor, windows: Tensor) -> Tensor:
+        """Embeddings ``(B, W, D)``, unit norm, of windows of a batch of pictures, from one pass of the tower.
+
+        ``windows`` are int32 ``(B, W, 4)``: half-open boxes x0, y0, x1, y1 in cells of the patch grid. A window over
+        the whole grid has the picture's global embedding (up to rounding). Optional: this form raises ValueError.
+        """
+        raise ValueError(
+            f"{self.spec.name}: mode='windows' needs a tower with a class token or an attention-pooling head; "
+            f"got {self.spec.family} in {type(self).__name__}"
+        )
 
     @abstractmethod
     def tokenize(self, texts: Sequence[str]) -> Tokens:
@@ -145,28 +170,25 @@ class Encoder(ABC):
         images: PIL images as ``engine.images.decode`` makes them.
         tap: patch tap to read, None for no patches.
         layers: 1-indexed image blocks whose outputs are kept.
-        regions: also encode the regions of this plan.
+        regions: also encode the regions of this plan, each squashed to the input (``preprocess_region``).
         boxes: for each image its own rectangles ``(R, 4)``, taken in place of the plan's grid; the plan's mode
             and fill still apply.
         batch_size: images (and crops) in one pass.
         progress: called with (images done, images in all).
 
-        Raises ValueError for no images, an unknown tap or grid, or features that are not finite.
+        Raises ValueError for no images, an unknown tap or grid, an image without regions, a batch size below 1,
+        or features that are not finite.
         """
+        check_batch_size("encode_images", batch_size)
         if len(images) == 0:
             raise ValueError("encode_images: needs at least one image, got none")
         self._check_tap(tap)
+        check_regions("encode_images", boxes, len(images))
         parts = []
         for start in range(0, len(images), batch_size):
             batch = images[start : start + batch_size]
-            pixels = torch.stack([self.preprocess(image) for image in batch])
-            part = self.encode_pixels(pixels.to(self.device), tap=tap, layers=layers)
-            sizes = torch.tensor([(image.height, image.width) for image in batch], dtype=torch.int32)
-            views = torch.tensor([view(self.spec.resize, *size) for size in sizes.tolist()], dtype=torch.int32)
-            part = replace(part, sizes=sizes.to(self.device), views=views.to(self.device))
-            if regions is not None:
-                own = None if boxes is None else boxes[start : start + batch_size]
-                part = self._add_regions(part, batch, regions, own, batch_size)
+            own = None if boxes is None else boxes[start : start + batch_size]
+            part = self._encode_batch(batch, tap, layers, regions, own, batch_size)
             _check_finite("encode_images", part.embedding, start)
             parts.append(part)
             if progress is not None:
@@ -182,7 +204,11 @@ class Encoder(ABC):
         batch_size: int = 64,
         progress: Progress | None = None,
     ) -> TextFeatures:
-        """Features of captions, in order. Raises ValueError for no captions, TypeError for what is no string."""
+        """Features of captions, in order.
+
+        Raises ValueError for no captions or a batch size below 1, TypeError for what is no string.
+        """
+        check_batch_size("encode_texts", batch_size)
         if isinstance(texts, str):
             raise TypeError("encode_texts: texts must be a list of strings, got one string")
         if len(texts) == 0:
@@ -201,10 +227,14 @@ class Encoder(ABC):
         return TextFeatures.cat(parts)
 
     def encode_crops(self, pictures: Iterable[Image.Image], *, batch_size: int = 64) -> Tensor:
-        """Global embeddings ``(n, D)`` of many small pictures, ``batch_size`` at a time.
+        """Global embeddings ``(n, D)`` of many regions cut out, ``batch_size`` at a time.
 
-        Equal ones are encoded once. They are common: plain backgrounds, and pictures that differ in one object.
+        Each fills the input, see ``preprocess_region``. Equal ones are encoded once. They are
+        common: plain backgrounds, and pictures that differ in one object.
+
+        Raises ValueError for a batch size below 1.
         """
+        check_batch_size("encode_crops", batch_size)
         place: dict[tuple[tuple[int, int], bytes], int] = {}
         rows: list[int] = []
         pending: list[Tensor] = []
@@ -213,7 +243,7 @@ class Encoder(ABC):
             key = picture.size, hashlib.blake2b(picture.tobytes(), digest_size=16).digest()
             if key not in place:
                 place[key] = len(place)
-                pending.append(self.preprocess(picture))
+                pending.append(self.preprocess_region(picture))
             rows.append(place[key])
             if len(pending) == batch_size:
                 done.append(self.encode_pixels(torch.stack(pending).to(self.device)).embedding)
@@ -222,38 +252,52 @@ class Encoder(ABC):
             done.append(self.encode_pixels(torch.stack(pending).to(self.device)).embedding)
         return torch.cat(done)[torch.tensor(rows, device=self.device)]
 
-    def _add_regions(
+    def _encode_batch(
         self,
-        part: ImageFeatures,
         images: Sequence[Image.Image],
-        plan: RegionPlan,
+        tap: str | None,
+        layers: Sequence[int],
+        plan: RegionPlan | None,
         own: Sequence[np.ndarray] | None,
         batch_size: int,
     ) -> ImageFeatures:
-        if own is None:
-            grid = replace(crop_grid(plan.grid), include_full=plan.full_image)
-            boxes = [grid.boxes(image.height, image.width) for image in images]
+        pixels = torch.stack([self.preprocess(image) for image in images]).to(self.device)
+        sizes = torch.tensor([(image.height, image.width) for image in images], dtype=torch.int32)
+        views = torch.tensor([view(self.spec.resize, *size) for size in sizes.tolist()], dtype=torch.int32)
+        boxes = [] if plan is None else _region_boxes(images, plan, own)
+        windows = self._encode_boxes(pixels, boxes, views) if plan is not None and plan.mode == "windows" else None
+        if windows is not None and tap is None and not layers:
+            # The window over the whole grid is the global embedding: no pass of its own.
+            part = ImageFeatures(embedding=windows[:, 0], fingerprint=self.spec.fingerprint)
         else:
-            boxes = list(own)
+            part = self.encode_pixels(pixels, tap=tap, layers=layers)
+        part = replace(part, sizes=sizes.to(self.device), views=views.to(self.device))
+        if plan is None:
+            return part
+        if windows is None:
+            flat = self._encode_cut_out(images, boxes, plan, batch_size)
+        else:
+            flat = torch.cat([rows[1 : 1 + len(held)] for rows, held in zip(windows, boxes, strict=True)])
+        return _with_regions(part, flat, boxes, str(plan) if own is None else "")
+
+    def _encode_cut_out(
+        self, images: Sequence[Image.Image], boxes: Sequence[np.ndarray], plan: RegionPlan, batch_size: int
+    ) -> Tensor:
+        """Embeddings of all boxes of all images, each cut out and encoded as a picture of its own."""
         mean = [round(255 * value) for value in self.spec.mean]
         fill = cast(Fill, (mean[0], mean[1], mean[2]) if plan.fill == "mean" else plan.fill)
-        flat = self._encode_regions(images, boxes, cast(CropMode, plan.mode), fill, batch_size)
-        counts = [len(rectangles) for rectangles in boxes]
-        width = max(counts)
-        regions = flat.new_zeros(len(images), width, flat.shape[1])
-        mask = torch.zeros(len(images), width, dtype=torch.bool, device=flat.device)
-        padded = np.zeros((len(images), width, 4), dtype=np.int32)
-        for row, vectors in enumerate(flat.split(counts)):
-            regions[row, : counts[row]] = vectors
-            mask[row, : counts[row]] = True
-            padded[row, : counts[row]] = boxes[row]
-        return replace(
-            part,
-            regions=regions,
-            region_mask=mask,
-            boxes=torch.from_numpy(padded).to(flat.device),
-            region_plan=str(plan) if own is None else "",
-        )
+        return self._encode_regions(images, boxes, cast(CropMode, plan.mode), fill, batch_size)
+
+    def _encode_boxes(self, pixels: Tensor, boxes: Sequence[np.ndarray], views: Tensor) -> Tensor:
+        """Embeddings ``(B, 1 + W, D)`` of the whole of each picture and of its boxes as windows."""
+        # A tower without a grid has no windows either: encode_windows says so.
+        rows, columns = self.spec.grid or (1, 1)
+        whole = np.array([[0, 0, columns, rows]], dtype=np.int32)
+        cells = [
+            np.concatenate([whole, window_cells(held, tuple(shown), (rows, columns))])
+            for held, shown in zip(boxes, views.tolist(), strict=True)
+        ]
+        return self.encode_windows(pixels, pad_windows(cells, pixels.device))
 
     def _encode_regions(
         self, images: Sequence[Image.Image], boxes: Sequence[np.ndarray], mode: CropMode, fill: Fill, batch_size: int
@@ -270,6 +314,57 @@ class Encoder(ABC):
         if tap is not None and tap not in self.spec.taps:
             known = ", ".join(repr(name) for name in self.spec.taps) or "none"
             raise ValueError(f"{self.spec.name}: tap must be one of {known}, got {tap!r}")
+
+    def _check_layers(self, tower: str, layers: Sequence[int], count: int) -> None:
+        for layer in layers:
+            if not 1 <= layer <= count:
+                held = f"1 to {count}" if count else "none: it can only be read at its end"
+                raise ValueError(f"{self.spec.name}: {tower} layers are {held}, got {layer}")
+
+
+def check_batch_size(who: str, batch_size: int) -> None:
+    """Raise ValueError for a batch size below 1, which would encode nothing."""
+    if batch_size < 1:
+        raise ValueError(f"{who}: batch_size must be at least 1, got {batch_size}")
+
+
+def check_regions(who: str, regions: Sequence[object] | None, count: int) -> None:
+    """Raise ValueError unless each of ``count`` images has rectangles, integers ``(R, 4)`` with R >= 1, or all None."""
+    if regions is None:
+        return
+    if len(regions) != count:
+        raise ValueError(f"{who}: regions must be given for each of {count} images, got {len(regions)}")
+    for row, own in enumerate(regions):
+        boxes = np.asarray(own)
+        if boxes.ndim != 2 or boxes.shape[1] != 4 or not len(boxes) or not np.issubdtype(boxes.dtype, np.integer):
+            raise ValueError(
+                f"{who}: regions must be integer (R, 4) with R >= 1 for each image, got {boxes.dtype} "
+                f"{boxes.shape} for image {row}"
+            )
+
+
+def _region_boxes(
+    images: Sequence[Image.Image], plan: RegionPlan, own: Sequence[np.ndarray] | None
+) -> list[np.ndarray]:
+    if own is not None:
+        return list(own)
+    grid = replace(crop_grid(plan.grid), include_full=plan.full_image)
+    return [grid.boxes(image.height, image.width) for image in images]
+
+
+def _with_regions(part: ImageFeatures, flat: Tensor, boxes: Sequence[np.ndarray], plan: str) -> ImageFeatures:
+    """``part`` with the embeddings ``flat (n, D)`` of all boxes, padded to the same number for each image."""
+    counts = [len(rectangles) for rectangles in boxes]
+    width = max(counts)
+    regions = flat.new_zeros(len(boxes), width, flat.shape[1])
+    mask = torch.zeros(len(boxes), width, dtype=torch.bool, device=flat.device)
+    padded = np.zeros((len(boxes), width, 4), dtype=np.int32)
+    for row, vectors in enumerate(flat.split(counts)):
+        regions[row, : counts[row]] = vectors
+        mask[row, : counts[row]] = True
+        padded[row, : counts[row]] = boxes[row]
+    places = torch.from_numpy(padded).to(flat.device)
+    return replace(part, regions=regions, region_mask=mask, boxes=places, region_plan=plan)
 
 
 def view(resize: str, height: int, width: int) -> tuple[int, int, int, int]:

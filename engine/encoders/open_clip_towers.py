@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from engine.encoders.open_clip_windows import class_token_windows, pool_windows
 from engine.encoders.towers import Tower, each_alone
 
 
@@ -61,6 +62,7 @@ def _own_vit(visual: Any) -> Tower:
         attend=None if pooled else attend,
         prefix=1,
         grid=(visual.grid_size[0], visual.grid_size[1]),
+        windows=class_token_windows(visual),
     )
 
 
@@ -85,6 +87,7 @@ def _timm_vit(visual: Any, trunk: Any) -> Tower:
         attend=_timm_attention(trunk.blocks[-1]),
         prefix=trunk.num_prefix_tokens,
         grid=tuple(trunk.patch_embed.grid_size),
+        windows=pool_windows(visual, trunk),
     )
 
 

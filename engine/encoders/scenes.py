@@ -27,7 +27,6 @@ from engine.encoders.region_inputs import RegionInputs
 from engine.encoders.scenes_model import ScenesModel, ScenesModelConfig
 from engine.features import ImageFeatures, TextFeatures
 from engine.images import normalise, resize
-from engine.ops.native import instruction_sets
 
 MEAN = (0.5, 0.5, 0.5)
 STD = (0.25, 0.25, 0.25)
@@ -55,7 +54,7 @@ class WordTokenizer:
 
     def split(self, text: str) -> list[str]:
         """The words of a text in lower case."""
-        return re.findall(r"[a-z0-9']+", text.lower())
+        return re.findall(r"[^\W_]+(?:'[^\W_]+)*", text.lower())
 
     def unknown(self, text: str) -> list[str]:
         """The words of a text that the vocabulary lacks."""
@@ -122,6 +121,7 @@ class ScenesEncoder(Encoder):
     @torch.no_grad()
     def encode_pixels(self, pixels: Tensor, *, tap: str | None = None, layers: Sequence[int] = ()) -> ImageFeatures:
         self._check_tap(tap)
+        self._check_layers("image", layers, self.spec.image_layers)
         tower = self._model.image
         if tap is None and not layers:
             # Most crops end here: nothing but the class token is wanted of them.
@@ -151,13 +151,17 @@ class ScenesEncoder(Encoder):
     def _encode_regions(
         self, images: Sequence[Image.Image], boxes: Sequence[np.ndarray], mode: CropMode, fill: Fill, batch_size: int
     ) -> Tensor:
-        # The kernels give what `preprocess` gives of each crop, byte for byte before it is normalised: an
-        # installation without them loses time alone.
-        if not instruction_sets():
-            return super()._encode_regions(images, boxes, mode, fill, batch_size)
+        # One way for every installation, so that scores do not depend on it: crop_batch gives the bytes of
+        # Pillow 13 and raises, saying how to get them, where the kernels are missing.
         inputs = RegionInputs.of(images, boxes, mode=mode, fill=fill)
         done = [self.encode_pixels(x.to(self.device)).embedding for x in inputs.batches(self.spec, batch_size)]
         return torch.cat(done)[torch.tensor(inputs.rows, device=self.device)]
+
+    @torch.no_grad()
+    def encode_windows(self, pixels: Tensor, windows: Tensor) -> Tensor:
+        tower = self._model.image
+        states = tower.window_states(pixels, windows.to(pixels.device))
+        return functional.normalize(tower.projection(tower.norm(states)), dim=-1)
 
     def tokenize(self, texts: Sequence[str]) -> Tokens:
         unknown = sorted({word for text in texts for word in self.tokenizer.unknown(text)})
@@ -172,6 +176,7 @@ class ScenesEncoder(Encoder):
 
     @torch.no_grad()
     def encode_tokens(self, tokens: Tokens, *, token_vectors: bool = False, layers: Sequence[int] = ()) -> TextFeatures:
+        self._check_layers("text", layers, self.spec.text_layers)
         tower = self._model.text
         ids, end = tokens.ids.to(self.device), tokens.end.to(self.device)
         states, hidden = tower(ids, layers)
@@ -209,9 +214,7 @@ def save_scenes(folder: str | PathLike[str], model: ScenesModel, words: Sequence
         path.write_text(json.dumps(facts, indent=1) + "\n")
 
 
-def load_scenes(
-    folder: str | PathLike[str] | None = None, *, device: torch.device | str = "cpu"
-) -> ScenesEncoder:
+def load_scenes(folder: str | PathLike[str] | None = None, *, device: torch.device | str = "cpu") -> ScenesEncoder:
     """The embedded encoder, or one that ``peaksim train scenes`` wrote into ``folder``.
 
     Raises FileNotFoundError naming the missing file, ValueError for a file of another format.
@@ -231,10 +234,12 @@ def _load_folder(folder: Path, name: str, device: torch.device) -> ScenesEncoder
         raise ValueError(
             f"{name}: {folder / 'model.json'} has format {facts.get('format_version')}, wanted {FORMAT_VERSION}"
         )
-    model = ScenesModel(ScenesModelConfig(**facts["config"]))
+    # Without numbers of its own: to draw first ones that the file replaces would move torch's generator.
+    with torch.device("meta"):
+        model = ScenesModel(ScenesModelConfig(**facts["config"]))
     try:
         state = load_file(folder / "model.safetensors")
-        model.load_state_dict({key: tensor.float() for key, tensor in state.items()})
+        model.load_state_dict({key: tensor.float() for key, tensor in state.items()}, assign=True)
     except (SafetensorError, RuntimeError) as error:
         raise ValueError(
             f"{name}: {folder / 'model.safetensors'} must hold the weights that model.json describes, got {error}"

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from engine.encoders.windows import class_rows_attention
+
 
 @dataclass(frozen=True)
 class ScenesModelConfig:
@@ -64,13 +66,33 @@ class Block(nn.Module):
     def attention(self, x: Tensor, bias: Tensor | None) -> Tensor:
         batch, length, width = x.shape
         qkv = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
+        return self.out(self.mix(qkv, bias).reshape(batch, length, width))
+
+    def mix(self, qkv: Tensor, bias: Tensor | None = None) -> Tensor:
+        """What each position reads of all: ``(B, T, 3, heads, width / heads)`` to ``(B, T, heads, width / heads)``."""
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, heads, T, width / heads)
         # Plain products: on CPUs they beat scaled_dot_product_attention's bfloat16 backward.
         logits = (q * (q.shape[-1] ** -0.5)) @ k.transpose(-2, -1)  # (B, heads, T, T)
         if bias is not None:
             logits = logits + bias
-        mixed = logits.softmax(dim=-1) @ v
-        return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        return (logits.softmax(dim=-1) @ v).transpose(1, 2)
+
+    def with_windows(self, x: Tensor, windows: Tensor, grid: tuple[int, int], *, rows_alone: bool) -> Tensor:
+        """``forward`` of a sequence that ends with a class row for each of ``windows (B, W, 4)``.
+
+        Each row sees the patches inside its window and itself; no other position sees it. ``rows_alone``: only
+        the rows are wanted, and come back.
+        """
+        batch, length, width = x.shape
+        first = length - windows.shape[1]
+        qkv = self.qkv(self.norm_attention(x)).view(batch, length, 3, self.heads, width // self.heads)
+        mixed = class_rows_attention(qkv, windows.shape[1], windows, grid)
+        if rows_alone:
+            x = x[:, first:]
+        else:
+            mixed = torch.cat([self.mix(qkv[:, :first]), mixed], dim=1)
+        x = x + self.out(mixed.flatten(2))
+        return x + self.down(functional.hardswish(self.up(self.norm_mlp(x))))
 
     def at(self, x: Tensor, position: Tensor, *, causal: bool = False) -> Tensor:
         """``forward(x)`` at one ``position (B,)`` of each row alone, ``(B, width)``: one asks, all answer.
@@ -104,6 +126,7 @@ class ImageTower(nn.Module):
 
     def __init__(self, config: ScenesModelConfig) -> None:
         super().__init__()
+        self.grid = (config.side, config.side)
         # Small strokes first, then windows that reach half a patch beyond the patch: an object that lies across
         # the border of two patches is seen whole by one of them.
         stroke = config.patch_size // 4
@@ -148,6 +171,18 @@ class ImageTower(nn.Module):
             x = block(x)
         first = torch.zeros(len(x), dtype=torch.int64, device=x.device)
         return _last(self.blocks).at(x, first)
+
+    def window_states(self, pixels: Tensor, windows: Tensor) -> Tensor:
+        """Final states ``(B, W, width)`` of a class token for each of ``windows (B, W, 4)``, in cells of the grid.
+
+        The token of a window over the whole grid ends as ``class_state`` does.
+        """
+        x = self.embed(pixels)
+        x = torch.cat([x, x[:, :1].expand(-1, windows.shape[1], -1)], dim=1)
+        for layer, block in enumerate(self.blocks, start=1):
+            assert isinstance(block, Block)
+            x = block.with_windows(x, windows, self.grid, rows_alone=layer == len(self.blocks))
+        return x
 
 
 class TextTower(nn.Module):

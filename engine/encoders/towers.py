@@ -57,6 +57,8 @@ class Tower:
     attend: attention branch of the last block on sequences of one position ``(n, 1, W)``, or None.
     prefix: positions before the first patch (class token, registers).
     grid: rows and columns of the patch grid, None where images differ or there are no patches.
+    windows: pixels ``(B, 3, S, S)`` and windows ``(B, W, 4)`` in cells of the grid to ``(B, W, D)``, not
+        normalised; None for towers without. See ``Encoder.encode_windows``.
     """
 
     blocks: Sequence[nn.Module] = ()
@@ -65,6 +67,7 @@ class Tower:
     attend: Callable[[Tensor], Tensor] | None = None
     prefix: int = 0
     grid: tuple[int, int] | None = None
+    windows: Callable[[Tensor, Tensor], Tensor] | None = None
     recorder: Recorder = field(init=False)
 
     def __post_init__(self) -> None:
@@ -163,6 +166,13 @@ class DualEncoder(Encoder):
             fingerprint=self.spec.fingerprint,
         )
 
+    @torch.no_grad()
+    def encode_windows(self, pixels: Tensor, windows: Tensor) -> Tensor:
+        if self._image.windows is None:
+            return super().encode_windows(pixels, windows)
+        found = self._image.windows(pixels.to(self.device, self._dtype), windows.to(self.device))
+        return functional.normalize(found.float(), dim=-1)
+
     def _read_patches(self, tap: str, states: Mapping[int, Tensor]) -> Tensor:
         """Patch vectors ``(B, P, Dp)`` of one tap, unit norm where the tap is aligned."""
         tower = self._image
@@ -203,12 +213,6 @@ class DualEncoder(Encoder):
             texts=tokens.texts,
             fingerprint=self.spec.fingerprint,
         )
-
-    def _check_layers(self, tower: str, layers: Sequence[int], count: int) -> None:
-        for layer in layers:
-            if not 1 <= layer <= count:
-                held = f"1 to {count}" if count else "none: it can only be read at its end"
-                raise ValueError(f"{self.spec.name}: {tower} layers are {held}, got {layer}")
 
 
 def freeze(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:

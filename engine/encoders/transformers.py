@@ -82,6 +82,10 @@ class TransformersEncoder(DualEncoder):
         head[0, :2] = inputs["spatial_shapes"][0]
         return torch.cat([head, patches])
 
+    def preprocess_region(self, image: Image.Image) -> Tensor:
+        # At native aspect a region is seen whole without being squashed.
+        return self.preprocess(image) if self._native else super().preprocess_region(image)
+
     def tokenize(self, texts: Sequence[str]) -> Tokens:
         return self._tokenizer(texts)
 

@@ -5,6 +5,7 @@ from engine.ops.crop_batch import crop_batch
 from engine.ops.max_sim import MaxSimOutput, max_sim, max_sim_pairs
 from engine.ops.peak_patch import AttentionPool, TokenNorm, peak_patch_features
 from engine.ops.peak_patch_correct import PairFeatures, peak_patch_correct, peak_patch_pairs
+from engine.ops.window_attention import window_attention
 
 __all__ = [
     "AttentionPool",
@@ -18,4 +19,5 @@ __all__ = [
     "peak_patch_correct",
     "peak_patch_features",
     "peak_patch_pairs",
+    "window_attention",
 ]

@@ -27,8 +27,8 @@ def _centroids(
         return reference.centroids(tokens, cu_seqlens, classes, n_classes)
     outputs = _empty(tokens, n_classes, torch.float32)
     if outputs[0].numel() == 0:
-        direction, length, count = outputs
-        return direction, length.zero_(), count.zero_()
+        empty, lengths, numbers = outputs
+        return empty, lengths.zero_(), numbers.zero_()
     tokens, cu_seqlens, classes = dense_rows(tokens), cu_seqlens.contiguous(), classes.contiguous()
     if backend == "triton":
         from engine.kernels.centroid import centroids_forward

@@ -89,7 +89,8 @@ def _pool(
 
         # Triton launches on the current device, which need not be the tensors'.
         with torch.cuda.device(peak.device) if peak.is_cuda else nullcontext():
-            pool_forward(*tensors, eps, outputs)
+            arguments: Any = (*tensors, eps, outputs)
+            pool_forward(*arguments)
         return outputs
     extension(OP).peak_patch_pool(
         *_arrays(tensors, peak.dtype), eps, *map(as_array, outputs), forced_isa(), torch.get_num_threads()
@@ -154,7 +155,8 @@ def _pool_backward(
         from engine.kernels.peak_patch_backward import pool_backward
 
         with torch.cuda.device(peak.device) if peak.is_cuda else nullcontext():
-            pool_backward(*tensors, eps, incoming, grads)
+            arguments: Any = (*tensors, eps, incoming, grads)
+            pool_backward(*arguments)
     else:
         extension(OP).peak_patch_pool_backward(
             *_arrays(tensors, peak.dtype), eps, *map(as_array, incoming), *map(as_array, grads),

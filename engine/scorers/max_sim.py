@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.features import ImageFeatures, Needs, TextFeatures
+from engine.ops.checks import BACKENDS
 from engine.ops.max_sim import max_sim, max_sim_pairs
 from engine.scorers.base import Match, Scorer, check_choice
 
@@ -47,6 +48,8 @@ class MaxSim(Scorer):
     def __post_init__(self) -> None:
         check_choice(self.name, "direction", self.direction, DIRECTIONS)
         check_choice(self.name, "reduction", self.reduction, REDUCTIONS)
+        if self.backend is not None:
+            check_choice(self.name, "backend", self.backend, BACKENDS)
         if self.temperature is not None and not self.temperature > 0:
             raise ValueError(f"{self.name}: temperature must be None or above 0, got {self.temperature}")
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from engine.crops import CROP_GRIDS
 from engine.features import ImageFeatures, Needs, RegionPlan, TextFeatures
+from engine.ops.checks import BACKENDS
 from engine.ops.max_sim import max_sim, max_sim_pairs
 from engine.scorers.base import Match, Scorer, caption, check_choice
 
-CROPS = ("rescaled", "native")
+CROPS = ("rescaled", "native", "windows")
+FILLS = ("border", "mean")
 NEGATION = ("ignore", "subtract", "keep")
 
 # Similarities held at once by exclusive assignment: 2^24 float32 numbers are 64 MiB.
@@ -32,8 +35,9 @@ class SGI(Scorer):
     Attributes
     ----------
     grid: name of the crop grid.
-    crops: ``"rescaled"`` (each crop fills the encoder's input) or ``"native"`` (each keeps its scale on a
-        filled canvas, so that size words keep their meaning).
+    crops: ``"rescaled"`` (each crop fills the encoder's input), ``"native"`` (each keeps its scale on a
+        filled canvas, so that size words keep their meaning) or ``"windows"`` (one pass of the encoder for all
+        regions, each seen through a class token of its own; many times as fast, see ``RegionPlan``).
     fill: colour of what a crop does not cover, see ``RegionPlan``.
     full_image: the whole image is one of the regions.
     full_caption: the whole caption is one more segment.
@@ -46,7 +50,7 @@ class SGI(Scorer):
     template: the sentence a segment is put into before it is encoded, ``{}`` standing for the segment.
     backend: of the max-sim op, without effect on exclusive assignment; None chooses by device.
 
-    Raises ValueError for an unknown option or a template without ``{}``.
+    Raises ValueError for an unknown option, a template without ``{}``, or an image without a region.
     """
 
     name: ClassVar[str] = "sgi"
@@ -61,7 +65,14 @@ class SGI(Scorer):
     backend: str | None = None
 
     def __post_init__(self) -> None:
+        check_choice(self.name, "grid", self.grid, sorted(CROP_GRIDS))
         check_choice(self.name, "crops", self.crops, CROPS)
+        if isinstance(self.fill, str):
+            check_choice(self.name, "fill", self.fill, FILLS)
+        elif len(self.fill) != 3 or not all(0 <= part <= 255 for part in self.fill):
+            raise ValueError(f"{self.name}: fill must be three numbers 0..255 or a name, got {self.fill!r}")
+        if self.backend is not None:
+            check_choice(self.name, "backend", self.backend, BACKENDS)
         check_choice(self.name, "negation", self.negation, NEGATION)
         if self.template.count("{}") != 1:
             raise ValueError(
@@ -72,6 +83,17 @@ class SGI(Scorer):
         """Embeddings of the plan's regions and of the caption's segments in the template."""
         plan = RegionPlan(grid=self.grid, mode=self.crops, fill=self.fill, full_image=self.full_image)
         return Needs(regions=plan, segments=True, segment_template=self.template)
+
+    def check(self, images: ImageFeatures, texts: TextFeatures, *, aligned_taps: Sequence[str] = ()) -> None:
+        """As every scorer's, and every image must have a region, since the maximum over none is no score."""
+        super().check(images, texts, aligned_taps=aligned_taps)
+        assert images.regions is not None  # the check above has seen to it
+        mask = images.region_mask
+        found = images.regions.new_ones(images.regions.shape[:2]).bool() if mask is None else mask
+        empty = (~found.any(dim=1)).nonzero().flatten().tolist()
+        if empty:
+            name = f" ({images.ids[empty[0]]!r})" if images.ids else ""
+            raise ValueError(f"{self.name}: every image needs a region, got none in image {empty[0]}{name}")
 
     def matrix(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
         """Similarities ``(n_images, n_texts)``, float32."""

@@ -1,0 +1,75 @@
+"""Windows of an image on an encoder's patch grid, and the step that lets class rows ride along with patches.
+
+Regions of mode ``"windows"`` cost one pass of the tower: the patch states are computed once, and a class row for
+each window goes through all blocks beside them, attending to its own window's patches and to itself. Nothing else
+sees it, so the patches and the ordinary class token are as they are without it. A window over the whole image gives
+the ordinary global embedding.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.ops.window_attention import window_attention
+
+
+def window_cells(boxes: np.ndarray, view: tuple[int, int, int, int], grid: tuple[int, int]) -> np.ndarray:
+    """The patches that belong to each box, as half-open boxes of cells x0, y0, x1, y1, int32 ``(R, 4)``.
+
+    A patch belongs to a box when at least half of its width and half of its height lie inside. A box too small to
+    have any patch (or any column, or row) gets the one that holds its middle; a box beside the view the nearest.
+
+    Arguments
+    ---------
+    boxes: half-open pixel rectangles ``(R, 4)`` x0, y0, x1, y1 of the upright image.
+    view: the rectangle of the upright image that the grid covers.
+    grid: rows and columns.
+
+    >>> window_cells(np.array([[0, 0, 48, 96], [20, 8, 30, 9]]), (0, 0, 96, 96), (6, 6)).tolist()
+    [[0, 0, 3, 6], [1, 0, 2, 1]]
+    """
+    boxes = np.asarray(boxes, dtype=np.int64).reshape(-1, 4)
+    left, top, right, bottom = view
+    x0, x1 = _span(boxes[:, 0] - left, boxes[:, 2] - left, right - left, grid[1])
+    y0, y1 = _span(boxes[:, 1] - top, boxes[:, 3] - top, bottom - top, grid[0])
+    return np.stack([x0, y0, x1, y1], axis=1).astype(np.int32)
+
+
+def _span(first: np.ndarray, last: np.ndarray, length: int, cells: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cells of an axis of ``length`` pixels that have at least half of themselves in ``[first, last)``."""
+    # In whole numbers: ceil(first · cells / length - 1/2) and floor(last · cells / length + 1/2).
+    begin = np.clip(-((length - 2 * first * cells) // (2 * length)), 0, cells)
+    end = np.clip((2 * last * cells + length) // (2 * length), 0, cells)
+    middle = np.clip((first + last) * cells // (2 * length), 0, cells - 1)
+    empty = end <= begin
+    return np.where(empty, middle, begin), np.where(empty, middle + 1, end)
+
+
+def class_rows_attention(qkv: Tensor, n_rows: int, windows: Tensor, grid: tuple[int, int]) -> Tensor:
+    """What the last ``n_rows`` positions of a sequence read: each its window's patches and itself.
+
+    Arguments
+    ---------
+    qkv: queries, keys and values ``(B, T, 3, H, hd)`` of a sequence that ends with patches row by row, then the
+        class rows; what stands before the patches is not looked at.
+    windows: int32 ``(B, n_rows, 4)`` in cells.
+    grid: rows and columns of the patches.
+
+    Returns ``(B, n_rows, H, hd)``.
+    """
+    first = qkv.shape[1] - n_rows
+    q, k, v = qkv.unbind(2)
+    patches = slice(first - grid[0] * grid[1], first)
+    return window_attention(
+        q[:, first:], k[:, patches], v[:, patches], windows, grid=grid, own_k=k[:, first:], own_v=v[:, first:]
+    )
+
+
+def pad_windows(cells: list[np.ndarray], device: torch.device) -> Tensor:
+    """Windows ``(B, W, 4)`` of images that have different numbers of them; the rest are empty."""
+    padded = np.zeros((len(cells), max(map(len, cells)), 4), dtype=np.int32)
+    for row, own in enumerate(cells):
+        padded[row, : len(own)] = own
+    return torch.from_numpy(padded).to(device)

@@ -1,0 +1,83 @@
+"""Features in files: one safetensors file each, what is no tensor as JSON in its header."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from engine.features.types import ImageFeatures, TextFeatures
+
+Features = TypeVar("Features", "ImageFeatures", "TextFeatures")
+
+FORMAT_VERSION = 1
+
+
+def save(features: ImageFeatures | TextFeatures, path: str | PathLike[str]) -> None:
+    """Write one safetensors file; ``load`` reads it back."""
+    tensors: dict[str, Tensor] = {}
+    plain: dict[str, Any] = {"kind": type(features).__name__, "format_version": FORMAT_VERSION}
+    for item in fields(features):
+        value = getattr(features, item.name)
+        if isinstance(value, Tensor):
+            tensors[item.name] = value.clone().contiguous()
+        elif item.name == "hidden":
+            tensors |= {f"hidden.{layer}": state.clone().contiguous() for layer, state in value.items()}
+        elif value is not None:
+            plain[item.name] = value
+    target = Path(path)
+    unfinished = target.with_name(target.name + ".part")
+    # Cloned above: safetensors refuses tensors that share memory. Written aside and renamed, so that a
+    # reader never sees half a file and a full disk leaves the old one.
+    save_file(tensors, unfinished, metadata={"peaksim": json.dumps(plain)})
+    unfinished.replace(target)
+
+
+def load(cls: type[Features], path: str | PathLike[str]) -> Features:
+    """Read what ``save`` wrote. Raises ValueError when the file holds something else or is damaged."""
+    who = f"{cls.__name__}.load"
+    try:
+        header, tensors = _read(path)
+    except SafetensorError as error:
+        raise ValueError(f"{who}: {path} is not a whole safetensors file ({error})") from error
+    if header is None:
+        raise ValueError(f"{who}: {path} was not written by peaksim (no header)")
+    try:
+        plain = dict(json.loads(header))
+        kind, version = plain.pop("kind"), int(plain.pop("format_version"))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{who}: {path} has a header that cannot be read ({error!r})") from error
+    if kind != cls.__name__:
+        raise ValueError(f"{who}: {path} holds other features than {cls.__name__}, got {kind!r}")
+    if version > FORMAT_VERSION:
+        raise ValueError(f"{who}: {path} has format {version}, this version reads up to {FORMAT_VERSION}")
+    hidden = {name: tensors.pop(name) for name in list(tensors) if name.startswith("hidden.")}
+    known = {item.name: str(item.type).startswith("Tensor") for item in fields(cls)}
+    strange = [name for name in tensors if not known.get(name, False)]
+    strange += [name for name in plain if known.get(name, True)]
+    if strange:
+        raise ValueError(f"{who}: {path} holds what {cls.__name__} has no place for: {', '.join(sorted(strange))}")
+    try:
+        layers = dict(sorted((int(name.removeprefix("hidden.")), name) for name in hidden))
+        parts: dict[str, Any] = {**tensors, **{name: _tuples(value) for name, value in plain.items()}}
+        return cls(**parts, hidden={k: hidden[name] for k, name in layers.items()})
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{who}: {path} is damaged ({error})") from error
+
+
+def _read(path: str | PathLike[str]) -> tuple[str | None, dict[str, Tensor]]:
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        return (file.metadata() or {}).get("peaksim"), tensors
+
+
+def _tuples(value: Any) -> Any:
+    """JSON lists back to the tuples they were."""
+    return tuple(_tuples(entry) for entry in value) if isinstance(value, list) else value
