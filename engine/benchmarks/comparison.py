@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from engine.atomic_files import written_whole
 from engine.benchmarks import scenes
 from engine.benchmarks.baselines import baseline
 from engine.benchmarks.evaluate import evaluate
@@ -109,9 +110,8 @@ class Comparison:
 
 def _write(path: Path, text: str) -> None:
     """Whole or not at all: what is there counts as done."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text + "\n", encoding="utf-8")
-    part.replace(path)
+    with written_whole(path) as unfinished:
+        unfinished.write_text(text + "\n", encoding="utf-8")
 
 
 def scenes_result(row: CategoryResult, subject: Subject, benchmark: ScenesBenchmark) -> Result:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.resources import as_file, files
 from os import PathLike
@@ -21,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
 
+from engine.atomic_files import written_whole
 from engine.crops import CropMode, Fill
 from engine.encoders.base import Encoder, EncoderSpec, Tokens, fingerprint
 from engine.encoders.region_inputs import RegionInputs
@@ -208,9 +208,9 @@ def save_scenes(folder: str | PathLike[str], model: ScenesModel, words: Sequence
     target.mkdir(parents=True, exist_ok=True)
     state = {name: tensor.detach().half().contiguous() for name, tensor in model.state_dict().items()}
     facts = {"format_version": FORMAT_VERSION, "config": asdict(model.config), "words": list(words)}
-    with _replacing(target / "model.safetensors") as path:
+    with written_whole(target / "model.safetensors") as path:
         save_file(state, path)
-    with _replacing(target / "model.json") as path:
+    with written_whole(target / "model.json") as path:
         path.write_text(json.dumps(facts, indent=1) + "\n")
 
 
@@ -245,11 +245,3 @@ def _load_folder(folder: Path, name: str, device: torch.device) -> ScenesEncoder
             f"{name}: {folder / 'model.safetensors'} must hold the weights that model.json describes, got {error}"
         ) from error
     return ScenesEncoder(model, facts["words"], name=name, device=device)
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A path to write to; what was written takes the place of ``path`` in one step."""
-    unfinished = path.with_name(path.name + ".part")
-    yield unfinished
-    unfinished.replace(path)

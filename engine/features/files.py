@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+
+from engine.atomic_files import written_whole
 
 if TYPE_CHECKING:
     from engine.features.types import ImageFeatures, TextFeatures
@@ -32,12 +33,12 @@ def save(features: ImageFeatures | TextFeatures, path: str | PathLike[str]) -> N
             tensors |= {f"hidden.{layer}": state.clone().contiguous() for layer, state in value.items()}
         elif value is not None:
             plain[item.name] = value
-    target = Path(path)
-    unfinished = target.with_name(target.name + ".part")
-    # Cloned above: safetensors refuses tensors that share memory. Written aside and renamed, so that a
-    # reader never sees half a file and a full disk leaves the old one.
-    save_file(tensors, unfinished, metadata={"peaksim": json.dumps(plain)})
-    unfinished.replace(target)
+    try:
+        with written_whole(path) as unfinished:
+            # Cloned above: safetensors refuses tensors that share memory.
+            save_file(tensors, unfinished, metadata={"peaksim": json.dumps(plain)})
+    except (SafetensorError, OSError) as error:
+        raise OSError(f"{type(features).__name__}.save: {path} could not be written ({error})") from error
 
 
 def load(cls: type[Features], path: str | PathLike[str]) -> Features:

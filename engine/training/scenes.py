@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from engine.atomic_files import written_whole
 from engine.encoders.scenes import WordTokenizer, pixels_from_uint8, save_scenes
 from engine.encoders.scenes_model import ScenesModel, ScenesModelConfig
 from engine.scenes.captions import WORDS
@@ -216,9 +217,8 @@ class Run:
             "seconds": self.seconds,
             "settings": _settings(self.config),
         }
-        unfinished = path.with_suffix(".part")
-        torch.save(state, unfinished)
-        unfinished.replace(path)
+        with written_whole(path) as unfinished:
+            torch.save(state, unfinished)
 
     def resume(self, path: Path) -> None:
         """Go on from a checkpoint of the same settings."""
@@ -331,9 +331,8 @@ def _cut_log(path: Path, step: int) -> None:
     if not path.exists():
         return
     whole = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    unfinished = path.with_suffix(".part")
-    unfinished.write_text("".join(line for line in whole if json.loads(line)["step"] <= step))
-    unfinished.replace(path)
+    with written_whole(path) as unfinished:
+        unfinished.write_text("".join(line for line in whole if json.loads(line)["step"] <= step))
 
 
 def _line(config: ScenesTrainConfig, run: Run, entry: dict[str, float]) -> str:
