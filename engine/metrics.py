@@ -150,7 +150,8 @@ def group_scores(scores: Scores, *, ids: Sequence[str] | None = None) -> GroupOu
             f"group_scores: scores must be (items, images, texts) = (n, 2, 2), got {tuple(array.shape)}"
         )
     right, other = array[:, (0, 1), (0, 1)], array[:, (0, 1), (1, 0)]  # (n, 2): own text; other text
-    # Compared, not subtracted: a difference of subnormals could round, a comparison cannot.
+    # Compared, not subtracted: where a library has told the CPU to flush subnormals to zero, the difference of two
+    # close scores is 0 although they differ.
     ipos, ineg = (right > other).T
     tpos, tneg = (right > other[:, ::-1]).T  # text 0 against image 1, text 1 against image 0
     text, image = ipos & ineg, tpos & tneg

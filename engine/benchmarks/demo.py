@@ -149,9 +149,9 @@ def run(config: DemoConfig, *, engine: Engine | None = None, progress: Progress 
         config.output / "results.json",
         time.monotonic() - started,
     )
-    result.page.write_text(page(result), encoding="utf-8")
+    result.page.write_text(page(result), encoding="utf-8", errors="backslashreplace")
     table = json.dumps(result.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
-    result.table.write_text(table + "\n", encoding="utf-8")
+    result.table.write_text(table + "\n", encoding="utf-8", errors="backslashreplace")
     return result
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from engine.cli.options import Shared, WithModel, WithScorer, captions, image_files, wants_bar
+from engine.cli.options import Shared, WithModel, WithScorer, captions, check_text, image_files, wants_bar
+from engine.cli.outputs import check_file
 from engine.cli.tables import report, show_json, show_line, show_table, show_text_table
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 # Captions longer than this are numbered in the head of a table and spelled out below it.
 HEAD_LENGTH = 24
+DRAWN = (".png", ".jpg", ".jpeg")
 
 Images = Annotated[Positional[tuple[str, ...]], arg(metavar="IMAGE...", help="Picture files, or folders of them.")]
 Texts = Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="CAPTION", help="A caption; repeatable.")]
@@ -87,6 +89,8 @@ class Explain(WithScorer):
 
     def run(self) -> int:
         """Print the matches and save the picture when asked to."""
+        check_text("--text", [self.text])
+        check_file("--draw", self.draw, suffixes=DRAWN)
         scorer = self.chosen()
         explanation = self.engine(segmenter=self.segmenter).explain(self.image, self.text, scorer=scorer)
         if self.draw is not None:
@@ -131,6 +135,8 @@ class Classify(WithModel):
         """Print the best labels; 1 when a picture could not be read."""
         if self.top < 1:
             raise ValueError(f"--top must be at least 1, got {self.top}")
+        check_text("--label", self.label)
+        check_text("--template", self.template)
         from engine.encoders.captions import TEMPLATES
         from engine.scorers.registry import get_scorer
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, UseAppendAction, arg
 
 from engine.cli.evaluation import SCENES_ITEMS, Baseline, Benchmark, OnMissing, in_words
-from engine.cli.options import OnDevice, scorer_named
+from engine.cli.options import OnDevice, check_limit, scorer_named
+from engine.cli.outputs import check_file, check_folder
 from engine.cli.progress import bar
 from engine.cli.tables import report, show_json_text, show_markdown
 
@@ -56,7 +57,7 @@ class Compare(OnDevice):
         from engine.benchmarks.report import bar_chart, check_charts, comparison, comparison_json
         from engine.benchmarks.summary import Result
 
-        if any(path.suffix == ".png" for path in self.out):
+        if any(path.suffix.lower() == ".png" for path in self.out):
             check_charts()
         found = []
         for path in self.saved:
@@ -69,11 +70,11 @@ class Compare(OnDevice):
                 found += self._measure(advance)
         table, whole = comparison(found), comparison_json(found)
         for path in self.out:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if path.suffix == ".png":
+            if path.suffix.lower() == ".png":
                 bar_chart(found, path)
             else:
-                path.write_text((table if path.suffix == ".md" else whole) + "\n", encoding="utf-8")
+                text = table if path.suffix.lower() == ".md" else whole
+                path.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
         if self.json:
             show_json_text(whole)
         else:
@@ -92,9 +93,11 @@ class Compare(OnDevice):
             raise ValueError("compare: needs at least one of --benchmarks and of --scorers")
         if self.baselines and set(self.benchmarks) == {"scenes"}:
             raise ValueError("compare: --baselines need an official benchmark, got scenes alone")
+        check_limit(self.limit)
         for path in self.out:
-            if path.suffix not in FORMATS:
-                raise ValueError(f"compare: --out must end in {', '.join(FORMATS)}, got {path}")
+            check_file("compare: --out", path, suffixes=FORMATS)
+        if self.models or self.baselines:
+            check_folder("compare: --results", self.results)
 
     def _measure(self, told: Told | None) -> list[Result]:
         scorers = [scorer_named(text) for text in self.scorers]

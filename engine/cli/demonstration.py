@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from engine.benchmarks.demo import DemoConfig, DemoResult, run
 from engine.cli.options import Shared
+from engine.cli.outputs import check_folder
 from engine.cli.progress import bar
 from engine.cli.tables import show_json, show_line, show_table
 from engine.metrics import Interval
@@ -20,6 +21,7 @@ class Demo(Shared):
 
     def run(self) -> int:
         """Print the group scores and where the pictures are."""
+        check_folder("--output", self.config.output)
         with bar("pictures") as advance:
             found = run(self.config, progress=advance)
         if self.json:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from engine.cli.options import WithScorer, scorer_with
+from engine.cli.options import WithScorer, check_limit, scorer_with
+from engine.cli.outputs import check_file
 from engine.cli.progress import bar
 from engine.cli.tables import report, show_json_text, show_line, show_markdown
 
@@ -83,6 +84,9 @@ class Eval(WithScorer):
 
     def run(self) -> int:
         """Print the result as a table."""
+        check_limit(self.limit)
+        check_file("--out", self.out)
+        check_file("--resume", self.resume)
         if self.benchmark == "scenes":
             return self._run_scenes()
         if self.benchmark == "scenes_negation":
@@ -200,8 +204,8 @@ class Eval(WithScorer):
 
     def _write(self, text: str) -> None:
         if self.out is not None:
-            self.out.parent.mkdir(parents=True, exist_ok=True)
-            self.out.write_text(text + "\n", encoding="utf-8")
+            # Of JSON a lone surrogate (a file name that is no UTF-8) is best kept as its escape.
+            self.out.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
 
 
 def shard_of(text: str) -> tuple[int, int]:
