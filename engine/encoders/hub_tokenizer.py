@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from engine.encoders.base import Tokens
+from engine.encoders.hub import not_there, why_unreachable
 from engine.encoders.text_rules import build_tokens, cut_rows
 
 TOKENIZER_FILES = (
@@ -40,6 +41,21 @@ def read_tokenizer(who: str, name: str | Path, *, local: bool) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(str(name), local_files_only=local, trust_remote_code=False)
+
+
+def read_hub_tokenizer(who: str, name: str) -> Any:
+    """The tokenizer of a hub repository, from what was fetched before where the hub is out of reach.
+
+    Raises:
+        OSError: it is not on this machine and the hub is out of reach.
+    """
+    reason = why_unreachable()
+    try:
+        return read_tokenizer(who, name, local=reason is not None)
+    except (OSError, ValueError) as error:
+        if reason is None:
+            raise
+        raise not_there(who, f"tokenizer files of {name}", reason, "name their folder with tokenizer=...") from error
 
 
 class HubTokenizer:

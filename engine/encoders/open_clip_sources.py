@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.encoders.hub import cached_file, not_there, why_unreachable
 from engine.encoders.open_clip_checkpoints import SUFFIXES, Checkpoint, choose_activation, read_checkpoint
 
 CONFIG_FILE = "open_clip_config.json"
@@ -113,7 +114,10 @@ def _from_tag(architecture: str, tag: str, activation: str | None, preprocess: s
     _refuse_other_activation(who, activation, quick_gelu)
     config = deepcopy(open_clip.get_model_config(architecture))
     config["quick_gelu"] = quick_gelu
-    path = Path(_download(who, lambda: open_clip.download_pretrained(facts)))
+    repository, _, name = str(facts.get("hf_hub") or "").rpartition("/")
+    # Some tags lie elsewhere, and one attempt is all that open_clip makes there.
+    reason = why_unreachable() if repository else None
+    path = _download(who, repository, name, lambda: open_clip.download_pretrained(facts), reason)
     return Source(architecture, config, _preprocess_facts(facts), read_checkpoint(path), None)
 
 
@@ -121,8 +125,11 @@ def _from_hub(name: str, activation: str | None, preprocess: str | None) -> Sour
     from open_clip.pretrained import download_pretrained_from_hf
 
     who = f"open_clip:hf-hub:{name}"
-    config_path = Path(_download(who, lambda: download_pretrained_from_hf(name, filename=CONFIG_FILE)))
-    weights = Path(_download(who, lambda: download_pretrained_from_hf(name)))
+    reason = why_unreachable()
+    config_path = _download(
+        who, name, CONFIG_FILE, lambda: download_pretrained_from_hf(name, filename=CONFIG_FILE), reason
+    )
+    weights = _download(who, name, "", lambda: download_pretrained_from_hf(name), reason)
     content = json.loads(config_path.read_text(encoding="utf-8"))
     return _from_config(who, name, content, read_checkpoint(weights), (activation, preprocess), None)
 
@@ -208,13 +215,26 @@ def _refuse_other_activation(who: str, stated: str | None, quick_gelu: bool) -> 
         raise ValueError(f"{who}: these weights were trained with {own}, got activation={stated!r}")
 
 
-def _download(who: str, fetch: Any) -> str:
+def _download(who: str, repository: str, name: str, fetch: Callable[[], str], reason: str | None) -> Path:
+    """The file as ``fetch`` gives it, or as it was fetched before where the hub is out of reach for a ``reason``.
+
+    An empty ``name`` is the weights under any of the names that open_clip gives them.
+    """
+    instead = "'open_clip:<arch>/<path>' or 'open_clip:<folder>'"
+    if reason is not None:
+        # open_clip prefers the safe form of a file, where there is one.
+        names = (f"{name[:-4]}.safetensors", name) if name.endswith((".bin", ".pth")) else (name,)
+        found = cached_file(repository, names if name else WEIGHT_FILES)
+        if found is None:
+            what = f"{'settings' if name == CONFIG_FILE else 'weights'} of {repository}"
+            raise not_there(who, what, reason, instead)
+        return found
     try:
-        return str(fetch())
+        return Path(fetch())
     except (OSError, RuntimeError) as error:
         raise OSError(
-            f"{who}: the weights are not on this machine and could not be fetched ({error}); without a "
-            "network give a local checkpoint: 'open_clip:<arch>/<path>'"
+            f"{who}: the weights are not on this machine and could not be fetched ({error}); without a network "
+            f"load them by path: {instead}"
         ) from error
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.encoders.base import Tokens
-from engine.encoders.hub_tokenizer import HubTokenizer, has_tokenizer, read_tokenizer
+from engine.encoders.hub_tokenizer import HubTokenizer, has_tokenizer, read_hub_tokenizer, read_tokenizer
 from engine.encoders.text_rules import POOLS, build_tokens, cut_rows, end_positions
 
 _CLIP_RULES = "lower case, cleaned (ftfy, HTML entities, blanks); start and end token; zeros to the full length"
@@ -150,7 +150,7 @@ def _find_hub_tokenizer(who: str, hub_name: str, folder: Path | None, chosen: Pa
     if folder is not None and has_tokenizer(folder):
         return read_tokenizer(who, folder, local=True)
     if folder is None:
-        return read_tokenizer(who, hub_name, local=False)
+        return read_hub_tokenizer(who, hub_name)
     try:
         return read_tokenizer(who, hub_name, local=True)
     except (OSError, ValueError) as error:
