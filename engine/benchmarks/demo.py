@@ -141,7 +141,7 @@ def run(config: DemoConfig, *, engine: Engine | None = None, progress: Progress 
     examples += negation_examples(items, choices, sheet)
     right = [item.correct for item in items]
     result = DemoResult(
-        summarise(engine, benchmark, scored),
+        summarise(engine, benchmark, scored, STANDARD_SCORERS),
         {name: bootstrap_interval(multiple_choice(cells, right).credit) for name, cells in choices.items()},
         len(items),
         tuple(examples),

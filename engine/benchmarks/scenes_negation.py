@@ -19,7 +19,7 @@ from PIL import Image
 from engine.benchmarks.evaluate import evaluate as evaluate_dataset
 from engine.benchmarks.ranking import TEXT_TO_IMAGE
 from engine.benchmarks.scenes import STANDARD_SCORERS, percent
-from engine.benchmarks.subject import Subject, subject_of
+from engine.benchmarks.subject import subject_of
 from engine.benchmarks.summary import ALL, Result
 from engine.datasets.base import CHOICE, Dataset, ImageRef, Item, RetrievalDataset, Rule
 from engine.engine import Engine
@@ -32,6 +32,7 @@ from engine.scenes.negation import (
     negation_items,
     retrieval_items,
 )
+from engine.scenes.settings import ITEMS_FORMAT
 from engine.scorers.base import Scorer
 from engine.scorers.sgi import SGI
 
@@ -186,7 +187,7 @@ def evaluate(
     results: list[NegationResult] = []
     segmenter = ""
     for name, scorer in scorers.items():
-        subject = _subject(engine, name, scorer)
+        subject = subject_of(engine, scorer)
         found: dict[str, Result] = {}
         for part, dataset in sets.items():
             if progress is not None:
@@ -231,12 +232,7 @@ def _ref(kind: str, row: int, item: NegationItem | RetrievalItem) -> ImageRef:
 
 
 def _edition(benchmark: NegationBenchmark, count: str) -> str:
-    return f"{count}, split {benchmark.split}, seed {benchmark.seed}"
-
-
-def _subject(engine: Engine, name: str, scorer: Scorer) -> Subject:
-    made = subject_of(engine, scorer)
-    return Subject(f"{engine.spec.name} · {name}", made.fingerprint, made.score, made.encode_images, made.encode_texts)
+    return f"{count}, split {benchmark.split}, seed {benchmark.seed}, format {ITEMS_FORMAT}"
 
 
 def _plain(result: Result | None) -> Any:

@@ -20,16 +20,17 @@ if TYPE_CHECKING:
     from engine.datasets.base import Dataset, RetrievalDataset
 
 FORMATS = (".md", ".json", ".png")
+SAVED = "Results of any benchmark that `eval --out` or `compare --out x.json` wrote."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compare(OnDevice):
     """Set models and scorers side by side on benchmarks, in one table.
 
-    What the folder of --results does not hold yet is run. Files of `eval --out` may stand beside, or alone.
+    What the folder of --results does not hold yet is run. Files that `eval --out` wrote may stand beside, or alone.
     """
 
-    saved: Annotated[Positional[tuple[Path, ...]], arg(metavar="[RESULT ...]", help="Files of `eval --out`.")] = ()
+    saved: Annotated[Positional[tuple[Path, ...]], arg(metavar="[RESULT ...]", help=SAVED)] = ()
     models: tuple[str, ...] = ()
     """Names of models; `peaksim models` lists them."""
     scorers: tuple[str, ...] = ("global",)
@@ -54,17 +55,12 @@ class Compare(OnDevice):
     def run(self) -> int:
         """Print one row a model and scorer, and one column a benchmark."""
         self._check()
+        from engine.benchmarks.comparison import read_results
         from engine.benchmarks.report import bar_chart, check_charts, comparison, comparison_json
-        from engine.benchmarks.summary import Result
 
         if any(path.suffix.lower() == ".png" for path in self.out):
             check_charts()
-        found = []
-        for path in self.saved:
-            try:
-                found.append(Result.from_json(path.read_text(encoding="utf-8")))
-            except (KeyError, TypeError, ValueError) as error:
-                raise ValueError(f"compare: {path} must be a result of an official benchmark ({error})") from error
+        found = [result for path in self.saved for result in read_results(path)]
         if self.models or self.baselines:
             with bar("items") as advance:
                 found += self._measure(advance)

@@ -80,7 +80,7 @@ class Eval(WithScorer):
     segments: Literal["parsed", "oracle"] = "parsed"
     """Of scenes: segments from the captions, or those that the captions were made of."""
     out: Path | None = None
-    """Write the result here as JSON; `peaksim compare` reads it."""
+    """Write the result here as JSON, of any benchmark; `peaksim compare` reads it."""
 
     def run(self) -> int:
         """Print the result as a table."""
@@ -102,12 +102,13 @@ class Eval(WithScorer):
         engine = self.engine(segmenter=self.segmenter)
         with bar("items") as advance:
             found = evaluate(engine, scorers, settings, progress=advance)
-        self._show_rendered(
-            found.to_dict(),
-            found.to_markdown(),
+        note = (
             f"group score in per cent ± half a 95 % interval, chance 16.7; {settings.items} items each, "
-            f"split {settings.split}, segments {settings.segments} ({found.segmenter})",
+            f"split {settings.split}"
         )
+        # Without a scorer that looks at segments nothing was split.
+        note += f", segments {settings.segments} ({found.segmenter})" if found.segmenter else ""
+        self._show_rendered(found.to_dict(), found.to_markdown(), note)
         return 0
 
     def _run_negation(self) -> int:
@@ -125,9 +126,12 @@ class Eval(WithScorer):
 
     def _rendered_scorers(self, standard: Mapping[str, Scorer]) -> Mapping[str, Scorer]:
         """The scorers of a rendered benchmark; options of official files are refused."""
+        from engine.benchmarks.subject import label
+
         self._refuse("baseline", "data", "annotations", "images", "tags", "on_missing", "shard", "resume", "merge")
         if self.scorer != STANDARD:
-            return {self.scorer: self._one()}
+            scorer = self._one()
+            return {label(scorer): scorer}
         self._refuse("option")
         return standard
 
