@@ -9,9 +9,9 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-CropMode = Literal["rescaled", "native"]
+from engine.choices import CropMode, Fill, GridName
+
 Place = Literal["centre", "same"]
-Fill = tuple[int, int, int] | Literal["border", "mean"]
 Box = Sequence[int] | np.ndarray
 
 _FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
@@ -75,7 +75,7 @@ class CropGrid:
         return np.array(found, dtype=np.int64)
 
 
-CROP_GRIDS: dict[str, CropGrid] = {
+CROP_GRIDS: dict[GridName, CropGrid] = {
     "none": CropGrid(),
     "scenes": CropGrid(((3, 3), (5, 5))),
     "multi_scale": CropGrid(((2, 2), (3, 3), (4, 4), (5, 5))),
@@ -83,7 +83,7 @@ CROP_GRIDS: dict[str, CropGrid] = {
 }
 
 
-def crop_grid(grid: str | CropGrid) -> CropGrid:
+def crop_grid(grid: GridName | CropGrid) -> CropGrid:
     """Look a named grid up; a `CropGrid` passes.
 
     "none": the full image alone (1 region); "scenes": full, 3 x 3 halves, 5 x 5 thirds (35); "multi_scale":

@@ -6,35 +6,36 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from threading import Lock
-from typing import Literal, TypeAlias, get_args
+from typing import TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
-from engine.encoders.base import Encoder, EncoderSpec, Progress, check_batch_size, check_regions
+from engine.choices import Backend, check_choice
+from engine.encoders.base import Encoder, EncoderSpec, Progress
 from engine.encoders.captions import TEMPLATES, CaptionSegments, encode_captions, label_prompts
+from engine.encoders.inputs import as_texts, check_batch_size, check_regions
+from engine.encoders.outputs import Output, as_output, check_output
 from engine.encoders.progress import reporting
 from engine.encoders.registry import load_encoder
 from engine.encoders.sources import (
     Boxes,
     OnError,
     as_list,
-    decode_batch,
     encode_pictures,
+    encoded_batches,
     names_of,
     none_read,
     report_failures,
 )
 from engine.encoders.taps import aligned_taps
 from engine.features import Features, ImageFeatures, Needs, TextFeatures
-from engine.images import ImageError, ImageFailure, ImageSource, decode
-from engine.ops.checks import BACKENDS
-from engine.scorers.base import Scorer, check_choice, check_finite
+from engine.images import ImageFailure, ImageSource, decode
+from engine.scorers.base import Scorer, check_finite
 from engine.scorers.explanation import Explanation
 from engine.scorers.registry import get_scorer
 from engine.segments import Segment, Segmenter, get_segmenter
 
-Output = Literal["similarity", "logit", "probability"]
 Images: TypeAlias = "ImageFeatures | ImageSource | Sequence[ImageSource]"
 Texts: TypeAlias = "TextFeatures | str | Sequence[str]"
 
@@ -62,7 +63,9 @@ class Engine:
     (1, 2)
     """
 
-    def __init__(self, encoder: Encoder, *, segmenter: str | Segmenter = "auto", backend: str | None = None) -> None:
+    def __init__(
+        self, encoder: Encoder, *, segmenter: str | Segmenter = "auto", backend: Backend | None = None
+    ) -> None:
         _check_options(segmenter, backend)
         self.encoder = encoder
         self.backend = backend
@@ -114,13 +117,8 @@ class Engine:
         ValueError: nothing to score, an unknown option, a batch size below 1, features of another encoder or
             without what the scorer needs, pairs of unequal number, the softmax of pairs, or a score that is not finite.
         """
-        check_choice("score", "output", output, get_args(Output))
+        check_output("score", self.spec, output, pairs=pairs)
         check_batch_size("score", batch_size)
-        if pairs and output == "probability" and self.spec.probability == "softmax":
-            raise ValueError(
-                "score: a softmax probability is one among several texts and pairs have one each; use "
-                "pairs=False, or output='logit'"
-            )
         chosen = self.scorer(scorer)
         text_features = self._texts(texts, chosen, batch_size)
         sources = self._own(images) if isinstance(images, ImageFeatures) else as_list(images)
@@ -137,7 +135,7 @@ class Engine:
             values = chosen.pairs(block, partners) if pairs else chosen.matrix(block, partners)
             check_finite(chosen.name, values, text_features, names, start)
             scores[rows] = values
-        return self._output(scores, output)
+        return as_output(self.spec, scores, output)
 
     def encode_images(
         self,
@@ -178,16 +176,11 @@ class Engine:
         parts: list[ImageFeatures] = []
         failures: list[ImageFailure] = []
         with reporting(progress, "images") as report:
-            for start in range(0, len(sources), batch_size):
-                rows = range(start, min(start + batch_size, len(sources)))
-                batch, read, failed = decode_batch(sources[rows.start : rows.stop], names, start)
-                if failed and on_error == "raise":
-                    raise ImageError(failed[0].path, failed[0].reason)
+            for rows, part, failed in encoded_batches(
+                self.encoder, sources, names, needs, boxes=regions, batch_size=batch_size, stop=on_error == "raise"
+            ):
                 failures += failed
-                if batch:
-                    own = None if regions is None else [regions[row] for row in read]
-                    named = [names[row] for row in read]
-                    parts.append(encode_pictures(self.encoder, batch, named, needs, boxes=own, batch_size=batch_size))
+                parts += [] if part is None else [part]
                 if report is not None:
                     report(rows.stop, len(sources))
         if not parts:
@@ -218,16 +211,13 @@ class Engine:
         Raises ValueError for no text, too few segments or a batch size below 1, TypeError for what is no string.
         """
         check_batch_size("encode_texts", batch_size)
-        captions = [texts] if isinstance(texts, str) else list(texts)
+        captions = as_texts("encode_texts", texts)
         needs = self._needs(scorer)
-        for row, text in enumerate(captions):
-            if not isinstance(text, str):
-                raise TypeError(f"encode_texts: text {row} must be a string, got {type(text).__name__}")
         parts = None
         if segments is not None:
             parts = CaptionSegments.of(segments)
         elif needs.segments:
-            parts = self._split(captions)
+            parts = CaptionSegments.split(captions, self.segmenter)
         with reporting(progress, "texts") as report:
             return encode_captions(
                 self.encoder, captions, needs, segments=parts, batch_size=batch_size, progress=report
@@ -309,34 +299,19 @@ class Engine:
         progress: bool | Progress,
     ) -> Iterator[tuple[int, ImageFeatures]]:
         """Features of the images, a block at a time, with the row each block begins at."""
-        names = [] if isinstance(sources, ImageFeatures) else names_of(sources)
-        needs, step = self._needs(scorer), FEATURE_ROWS if isinstance(sources, ImageFeatures) else batch_size
         with reporting(progress, "images") as report:
-            for start in range(0, len(sources), step):
-                block = sources[start : start + step]
-                if not isinstance(block, ImageFeatures):
-                    batch, rows, failures = decode_batch(block, names, start)
-                    if failures:
-                        raise ImageError(failures[0].path, failures[0].reason)
-                    named = [names[row] for row in rows]
-                    block = encode_pictures(self.encoder, batch, named, needs, batch_size=batch_size)
-                yield start, block
+            if isinstance(sources, ImageFeatures):
+                for start in range(0, len(sources), FEATURE_ROWS):
+                    yield start, sources[start : start + FEATURE_ROWS]
+                    if report is not None:
+                        report(min(start + FEATURE_ROWS, len(sources)), len(sources))
+                return
+            needs, names = self._needs(scorer), names_of(sources)
+            for rows, block, _ in encoded_batches(self.encoder, sources, names, needs, batch_size=batch_size):
+                assert block is not None  # what cannot be read has stopped it
+                yield rows.start, block
                 if report is not None:
-                    report(start + len(block), len(sources))
-
-    def _split(self, captions: Sequence[str]) -> CaptionSegments:
-        """Segments of each caption by the engine's segmenter; every distinct caption is split once."""
-        distinct = list(dict.fromkeys(captions))
-        parts = dict(zip(distinct, self.segmenter.segment(distinct), strict=True))
-        return CaptionSegments.of([parts[text] for text in captions], self.segmenter.name)
-
-    def _output(self, similarity: Tensor, output: Output) -> Tensor:
-        if output == "similarity":
-            return similarity
-        logits = self.spec.logit_scale * similarity + self.spec.logit_bias
-        if output == "logit":
-            return logits
-        return logits.softmax(dim=1) if self.spec.probability == "softmax" else logits.sigmoid()
+                    report(rows.stop, len(sources))
 
 
 def load(
@@ -345,7 +320,7 @@ def load(
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "auto",
     segmenter: str | Segmenter = "auto",
-    backend: str | None = None,
+    backend: Backend | None = None,
 ) -> Engine:
     """An engine over a frozen encoder.
 
@@ -362,11 +337,12 @@ def load(
     return Engine(load_encoder(name, device=device, dtype=dtype), segmenter=segmenter, backend=backend)
 
 
-def _check_options(segmenter: str | Segmenter, backend: str | None) -> None:
+def _check_options(segmenter: str | Segmenter, backend: Backend | None) -> None:
     """Refuse unknown names before anything is loaded; whether the package is there shows when it is used."""
     if isinstance(segmenter, str) and not segmenter.startswith("spacy:"):
         check_choice("Engine", "segmenter", segmenter, ("auto", "spacy", "spacy:<package>", "rules"))
-    check_choice("Engine", "backend", "auto" if backend is None else backend, BACKENDS)
+    if backend is not None:
+        check_choice("Engine", "backend", backend, get_args(Backend))
 
 
 def score(

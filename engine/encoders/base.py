@@ -18,7 +18,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from engine.crops import CropMode, Fill, crop_grid, crops
+from engine.choices import CropMode, Fill
+from engine.crops import crop_grid, crops
+from engine.encoders.inputs import as_texts, check_batch_size, check_regions
 from engine.encoders.windows import pad_windows, window_cells
 from engine.features import ImageFeatures, RegionPlan, TextFeatures
 from engine.images import Interpolation, normalise, resize
@@ -213,9 +215,7 @@ class Encoder(ABC):
             raise TypeError("encode_texts: texts must be a list of strings, got one string")
         if len(texts) == 0:
             raise ValueError("encode_texts: needs at least one text, got none")
-        for row, text in enumerate(texts):
-            if not isinstance(text, str):
-                raise TypeError(f"encode_texts: text {row} must be a string, got {type(text).__name__}")
+        texts = as_texts("encode_texts", texts)
         parts = []
         for start in range(0, len(texts), batch_size):
             batch = texts[start : start + batch_size]
@@ -320,27 +320,6 @@ class Encoder(ABC):
             if not 1 <= layer <= count:
                 held = f"1 to {count}" if count else "none: it can only be read at its end"
                 raise ValueError(f"{self.spec.name}: {tower} layers are {held}, got {layer}")
-
-
-def check_batch_size(who: str, batch_size: int) -> None:
-    """Raise ValueError for a batch size below 1, which would encode nothing."""
-    if batch_size < 1:
-        raise ValueError(f"{who}: batch_size must be at least 1, got {batch_size}")
-
-
-def check_regions(who: str, regions: Sequence[object] | None, count: int) -> None:
-    """Raise ValueError unless each of ``count`` images has rectangles, integers ``(R, 4)`` with R >= 1, or all None."""
-    if regions is None:
-        return
-    if len(regions) != count:
-        raise ValueError(f"{who}: regions must be given for each of {count} images, got {len(regions)}")
-    for row, own in enumerate(regions):
-        boxes = np.asarray(own)
-        if boxes.ndim != 2 or boxes.shape[1] != 4 or not len(boxes) or not np.issubdtype(boxes.dtype, np.integer):
-            raise ValueError(
-                f"{who}: regions must be integer (R, 4) with R >= 1 for each image, got {boxes.dtype} "
-                f"{boxes.shape} for image {row}"
-            )
 
 
 def _region_boxes(

@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from engine.crops import Fill, fill_colour
+from engine.choices import Fill
+from engine.crops import fill_colour
 from engine.encoders.base import EncoderSpec
 from engine.ops.crop_batch import crop_batch
 

@@ -107,9 +107,11 @@ def load_encoder(
     activation, preprocess: what a bare open_clip checkpoint leaves open; see ``load_open_clip``.
     tokenizer: folder of the tokenizer, where the model's own place has none.
 
-    Raises ValueError for an unknown name or option, or an option that the family has no use for; and what the
-    family's loader raises.
+    Raises TypeError for a name that is no string, ValueError for an unknown name or option, or an option that the
+    family has no use for; and what the family's loader raises.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"load: name must be a string, got {type(name).__name__}")
     given = {"resize": resize, "activation": activation, "preprocess": preprocess, "tokenizer": tokenizer}
     plain, options = _split_options(name, {key: str(value) for key, value in given.items() if value is not None})
     family, _, reference = plain.partition(":")

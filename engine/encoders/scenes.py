@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.atomic_files import written_whole
-from engine.crops import CropMode, Fill
+from engine.choices import CropMode, Fill
 from engine.encoders.base import Encoder, EncoderSpec, Tokens, fingerprint
 from engine.encoders.region_inputs import RegionInputs
 from engine.encoders.scenes_model import ScenesModel, ScenesModelConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -28,12 +28,17 @@ NAMED_FAILURES = 5
 def as_list(images: ImageSource | Sequence[ImageSource]) -> list[ImageSource]:
     """The sources as a list; a single source is a list of one, a four-dimensional array or tensor a batch.
 
-    Raises ValueError for no image.
+    Raises ValueError for no image, TypeError for what is none and no list.
     """
     one: tuple[type, ...] = (str, os.PathLike, bytes, bytearray, memoryview, Image.Image)
     if isinstance(images, one) or (isinstance(images, np.ndarray | torch.Tensor) and images.ndim < 4):
         sources = [images]
     else:
+        if not hasattr(images, "__iter__"):
+            raise TypeError(
+                "images: must be paths, bytes, PIL images, numpy arrays or torch tensors, one or a list of them, "
+                f"got {type(images).__name__}"
+            )
         sources = list(images)  # type: ignore[arg-type]
     if not sources:
         raise ValueError("images: there must be at least one, got none")
@@ -70,6 +75,34 @@ def decode_batch(
         path = failure.path if is_file else f"image {row}, {failure.path}"
         failures.append(ImageFailure(names[row], path, failure.reason))
     return done.images, [start + row for row in done.rows], failures
+
+
+def encoded_batches(
+    encoder: Encoder,
+    sources: Sequence[ImageSource],
+    names: Sequence[str],
+    needs: Needs,
+    *,
+    boxes: Boxes | None = None,
+    batch_size: int = 64,
+    stop: bool = True,
+) -> Iterator[tuple[range, ImageFeatures | None, list[ImageFailure]]]:
+    """The pictures a batch at a time: its rows, the features of those that could be read, and the failures.
+
+    The features are None when nothing of the batch could be read. Raises what ``encode_pictures`` raises and, with
+    ``stop``, ImageError for the first picture that cannot be read, before its batch is encoded.
+    """
+    for start in range(0, len(sources), batch_size):
+        rows = range(start, min(start + batch_size, len(sources)))
+        pictures, read, failures = decode_batch(sources[rows.start : rows.stop], names, start)
+        if failures and stop:
+            raise ImageError(failures[0].path, failures[0].reason)
+        part = None
+        if pictures:
+            own = None if boxes is None else [boxes[row] for row in read]
+            named = [names[row] for row in read]
+            part = encode_pictures(encoder, pictures, named, needs, boxes=own, batch_size=batch_size)
+        yield rows, part, failures
 
 
 def report_failures(failures: Sequence[ImageFailure], on_error: OnError, total: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import fields
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -42,11 +43,18 @@ def save(features: ImageFeatures | TextFeatures, path: str | PathLike[str]) -> N
 
 
 def load(cls: type[Features], path: str | PathLike[str]) -> Features:
-    """Read what ``save`` wrote. Raises ValueError when the file holds something else or is damaged."""
+    """Read what ``save`` wrote.
+
+    Raises FileNotFoundError for no file, ValueError when it holds something else or is damaged, all by name.
+    """
     who = f"{cls.__name__}.load"
+    if os.path.isdir(path):
+        raise ValueError(f"{who}: {path} is a folder, a file was wanted")
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"{who}: {path} does not exist")
     try:
         header, tensors = _read(path)
-    except SafetensorError as error:
+    except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"{who}: {path} is not a whole safetensors file ({error})") from error
     if header is None:
         raise ValueError(f"{who}: {path} was not written by peaksim (no header)")

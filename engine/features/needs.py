@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
+
+from engine.choices import Fill, FillName, GridName, RegionMode, check_choice, check_fill, check_flag
 
 
 @dataclass(frozen=True)
@@ -18,12 +21,20 @@ class RegionPlan:
     fill: colour of what a crop does not cover: ``"border"`` (median colour of the image's border), ``"mean"``
         (the encoder's mean colour) or an RGB tuple of 0..255. Without effect on windows.
     full_image: the whole image is one of the regions (the first).
+
+    Raises ValueError for an unknown grid, mode or fill, TypeError for a ``full_image`` that is no truth value.
     """
 
-    grid: str = "scenes"
-    mode: str = "rescaled"
-    fill: str | tuple[int, int, int] = "border"
+    grid: GridName = "scenes"
+    mode: RegionMode = "rescaled"
+    fill: Fill = "border"
     full_image: bool = True
+
+    def __post_init__(self) -> None:
+        check_choice("RegionPlan", "grid", self.grid, get_args(GridName))
+        check_choice("RegionPlan", "mode", self.mode, get_args(RegionMode))
+        check_fill("RegionPlan", self.fill, get_args(FillName))
+        check_flag("RegionPlan", "full_image", self.full_image)
 
     def __str__(self) -> str:
         fill = self.fill if isinstance(self.fill, str) else "rgb" + "-".join(map(str, self.fill))

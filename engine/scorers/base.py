@@ -100,12 +100,6 @@ class Scorer(ABC):
             )
 
 
-def check_choice(who: str, option: str, value: object, known: Sequence[str]) -> None:
-    """Raise ValueError unless the option's value is one of the known ones."""
-    if value not in known:
-        raise ValueError(f"{who}: {option} must be one of {', '.join(map(repr, known))}, got {value!r}")
-
-
 def check_finite(
     who: str, values: Tensor, texts: TextFeatures, image_names: Sequence[str] | None, start: int = 0
 ) -> None:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from engine.choices import Backend, check_choice
 from engine.features import ImageFeatures, Needs, TextFeatures
-from engine.ops.checks import BACKENDS
+from engine.ops.checks import check_temperature
 from engine.ops.max_sim import max_sim, max_sim_pairs
-from engine.scorers.base import Match, Scorer, check_choice
+from engine.scorers.base import Match, Scorer
 
-DIRECTIONS = ("text_to_image", "image_to_text", "symmetric")
-REDUCTIONS = ("mean", "sum")
+Direction = Literal["text_to_image", "image_to_text", "symmetric"]
+Reduction = Literal["mean", "sum"]
 
 
 @dataclass(frozen=True)
@@ -35,23 +36,25 @@ class MaxSim(Scorer):
     tap: the patch tap to read, None takes the encoder's first aligned one.
     backend: of the op; None chooses by device, ``"reference"`` is the plain torch form.
 
-    Raises ValueError for an unknown option, unaligned patches, or a text without a word.
+    Raises ValueError for an option that is none of its choices, TypeError for one of another type. Its methods raise
+    ValueError for unaligned patches and for a text without a word.
     """
 
     name: ClassVar[str] = "max_sim"
-    direction: str = "text_to_image"
-    reduction: str = "mean"
+    direction: Direction = "text_to_image"
+    reduction: Reduction = "mean"
     temperature: float | None = None
     tap: str | None = None
-    backend: str | None = None
+    backend: Backend | None = None
 
     def __post_init__(self) -> None:
-        check_choice(self.name, "direction", self.direction, DIRECTIONS)
-        check_choice(self.name, "reduction", self.reduction, REDUCTIONS)
+        check_choice(self.name, "direction", self.direction, get_args(Direction))
+        check_choice(self.name, "reduction", self.reduction, get_args(Reduction))
         if self.backend is not None:
-            check_choice(self.name, "backend", self.backend, BACKENDS)
-        if self.temperature is not None and not self.temperature > 0:
-            raise ValueError(f"{self.name}: temperature must be None or above 0, got {self.temperature}")
+            check_choice(self.name, "backend", self.backend, get_args(Backend))
+        check_temperature(self.name, self.temperature)
+        if self.tap is not None and not isinstance(self.tap, str):
+            raise TypeError(f"{self.name}: tap must be a name or None, got {type(self.tap).__name__}")
 
     def needs(self) -> Needs:
         """Patches and word pieces in one space."""

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from engine.crops import CROP_GRIDS
+from engine.choices import Backend, Fill, FillName, GridName, RegionMode, check_choice, check_fill, check_flag
 from engine.features import ImageFeatures, Needs, RegionPlan, TextFeatures
-from engine.ops.checks import BACKENDS
 from engine.ops.max_sim import max_sim, max_sim_pairs
-from engine.scorers.base import Match, Scorer, caption, check_choice
+from engine.scorers.base import Match, Scorer, caption
 
-CROPS = ("rescaled", "native", "windows")
-FILLS = ("border", "mean")
-NEGATION = ("ignore", "subtract", "keep")
+Negation = Literal["ignore", "subtract", "keep"]
 
 # Similarities held at once by exclusive assignment: 2^24 float32 numbers are 64 MiB.
 ASSIGNMENT_BLOCK = 1 << 24
@@ -50,30 +47,32 @@ class SGI(Scorer):
     template: the sentence a segment is put into before it is encoded, ``{}`` standing for the segment.
     backend: of the max-sim op, without effect on exclusive assignment; None chooses by device.
 
-    Raises ValueError for an unknown option, a template without ``{}``, or an image without a region.
+    Raises ValueError for an option that is none of its choices and a template without ``{}``, TypeError for one of
+    another type. Its methods raise ValueError for an image without a region.
     """
 
     name: ClassVar[str] = "sgi"
-    grid: str = "scenes"
-    crops: str = "rescaled"
-    fill: str | tuple[int, int, int] = "border"
+    grid: GridName = "scenes"
+    crops: RegionMode = "rescaled"
+    fill: Fill = "border"
     full_image: bool = True
     full_caption: bool = False
     exclusive: bool = False
-    negation: str = "ignore"
+    negation: Negation = "ignore"
     template: str = "{}"
-    backend: str | None = None
+    backend: Backend | None = None
 
     def __post_init__(self) -> None:
-        check_choice(self.name, "grid", self.grid, sorted(CROP_GRIDS))
-        check_choice(self.name, "crops", self.crops, CROPS)
-        if isinstance(self.fill, str):
-            check_choice(self.name, "fill", self.fill, FILLS)
-        elif len(self.fill) != 3 or not all(0 <= part <= 255 for part in self.fill):
-            raise ValueError(f"{self.name}: fill must be three numbers 0..255 or a name, got {self.fill!r}")
+        check_choice(self.name, "grid", self.grid, get_args(GridName))
+        check_choice(self.name, "crops", self.crops, get_args(RegionMode))
+        check_fill(self.name, self.fill, get_args(FillName))
+        for flag in ("full_image", "full_caption", "exclusive"):
+            check_flag(self.name, flag, getattr(self, flag))
         if self.backend is not None:
-            check_choice(self.name, "backend", self.backend, BACKENDS)
-        check_choice(self.name, "negation", self.negation, NEGATION)
+            check_choice(self.name, "backend", self.backend, get_args(Backend))
+        check_choice(self.name, "negation", self.negation, get_args(Negation))
+        if not isinstance(self.template, str):
+            raise TypeError(f"{self.name}: template must be a string, got {type(self.template).__name__}")
         if self.template.count("{}") != 1:
             raise ValueError(
                 f"{self.name}: template must hold {{}} once, where the segment goes, got {self.template!r}"
@@ -145,7 +144,7 @@ class SGI(Scorer):
         if mask is not None:
             similarity = similarity.masked_fill(~mask, -torch.inf)
         chosen = similarity.argmax(dim=1).tolist()
-        if self.exclusive:
+        if self.exclusive and _has_assignment(similarity, weights[0], mask):
             assigned = dict(_assignment(similarity, weights[0], mask))
             chosen = [assigned.get(s, -1) if weights[0, s] != 0 else chosen[s] for s in range(len(chosen))]
         found = []
@@ -214,8 +213,19 @@ def _assignment(similarity: Tensor, weights: Tensor, mask: Tensor | None) -> lis
     return [(counted[r], real[c]) for r, c in zip(rows, columns, strict=True)]
 
 
+def _has_assignment(similarity: Tensor, weights: Tensor, mask: Tensor | None) -> bool:
+    """Whether all similarities that take part are finite: the largest total of others is no number."""
+    counted = similarity[weights != 0]
+    return bool((counted if mask is None else counted[:, mask]).isfinite().all())
+
+
 def _assigned(similarity: Tensor, weights: Tensor, mask: Tensor | None) -> float:
-    """Weighted score ``Σ_s w_s · sim(s, region of s)`` of one pair under exclusive assignment."""
+    """Weighted score ``Σ_s w_s · sim(s, region of s)`` of one pair under exclusive assignment.
+
+    NaN when a similarity that takes part is not finite, as the max-sim op has it.
+    """
+    if not _has_assignment(similarity, weights, mask):
+        return float("nan")
     return sum(float(weights[s] * similarity[s, c]) for s, c in _assignment(similarity, weights, mask))
 
 
