@@ -6,7 +6,7 @@ import json
 import re
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from importlib.resources import as_file, files
 from os import PathLike
 from pathlib import Path
@@ -211,13 +211,13 @@ def save_scenes(folder: str | PathLike[str], model: ScenesModel, words: Sequence
     with written_whole(target / "model.safetensors") as path:
         save_file(state, path)
     with written_whole(target / "model.json") as path:
-        path.write_text(json.dumps(facts, indent=1) + "\n")
+        path.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
 def load_scenes(folder: str | PathLike[str] | None = None, *, device: torch.device | str = "cpu") -> ScenesEncoder:
     """The embedded encoder, or one that ``peaksim train scenes`` wrote into ``folder``.
 
-    Raises FileNotFoundError naming the missing file, ValueError for a file of another format.
+    Raises FileNotFoundError naming the missing file, ValueError naming a file that is damaged or of another format.
     """
     if folder is not None:
         return _load_folder(Path(folder), f"scenes:{folder}", torch.device(device))
@@ -229,14 +229,10 @@ def _load_folder(folder: Path, name: str, device: torch.device) -> ScenesEncoder
     for file in ("model.json", "model.safetensors"):
         if not (folder / file).is_file():
             raise FileNotFoundError(f"{name}: {folder / file} is missing; it is written by `peaksim train scenes`")
-    facts = json.loads((folder / "model.json").read_text())
-    if facts.get("format_version") != FORMAT_VERSION:
-        raise ValueError(
-            f"{name}: {folder / 'model.json'} has format {facts.get('format_version')}, wanted {FORMAT_VERSION}"
-        )
+    config, words = _read_facts(name, folder / "model.json")
     # Without numbers of its own: to draw first ones that the file replaces would move torch's generator.
     with torch.device("meta"):
-        model = ScenesModel(ScenesModelConfig(**facts["config"]))
+        model = ScenesModel(config)
     try:
         state = load_file(folder / "model.safetensors")
         model.load_state_dict({key: tensor.float() for key, tensor in state.items()}, assign=True)
@@ -244,4 +240,33 @@ def _load_folder(folder: Path, name: str, device: torch.device) -> ScenesEncoder
         raise ValueError(
             f"{name}: {folder / 'model.safetensors'} must hold the weights that model.json describes, got {error}"
         ) from error
-    return ScenesEncoder(model, facts["words"], name=name, device=device)
+    return ScenesEncoder(model, words, name=name, device=device)
+
+
+def _read_facts(name: str, path: Path) -> tuple[ScenesModelConfig, list[str]]:
+    """Sizes and words of ``model.json``. Raises ValueError, naming the file, for anything but a whole one."""
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{name}: {path} is damaged: it is no JSON ({error})") from error
+    version = facts.get("format_version") if isinstance(facts, dict) else None
+    if version != FORMAT_VERSION:
+        raise ValueError(f"{name}: {path} has format {version}, wanted {FORMAT_VERSION}")
+    sizes, words = facts.get("config"), facts.get("words")
+    known = {item.name for item in fields(ScenesModelConfig)}
+    if not isinstance(sizes, dict) or set(sizes) != known:
+        got = sorted(sizes) if isinstance(sizes, dict) else sizes
+        raise ValueError(f"{name}: {path} must state as config {sorted(known)}, got {got!r}")
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise ValueError(f"{name}: {path} must state its words as a list of strings, got {words!r:.80}")
+    try:
+        config = ScenesModelConfig(**sizes)
+        ids = WordTokenizer(words, config.context_length).size
+    except ValueError as error:
+        raise ValueError(f"{name}: {path} is damaged ({error})") from error
+    if ids > config.vocabulary:
+        raise ValueError(
+            f"{name}: {path} must have a vocabulary of at least {ids}, one for each of its {len(words)} words and "
+            f"{len(SPECIAL)} special ones, got {config.vocabulary}"
+        )
+    return config, words

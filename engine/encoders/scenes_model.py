@@ -8,7 +8,7 @@ end token of the text tower, normalised and projected, are the global embeddings
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor, nn
@@ -19,18 +19,44 @@ from engine.encoders.windows import class_rows_attention
 
 @dataclass(frozen=True)
 class ScenesModelConfig:
-    """Sizes of both towers. Everything a checkpoint needs to be rebuilt, besides its words."""
+    """Sizes of both towers. Everything a checkpoint needs to be rebuilt, besides its words.
+
+    Raises ValueError for a size that is no positive integer, and for sizes that do not divide.
+    """
 
     image_size: int = 96
+    """Pixels along one side of a picture."""
     patch_size: int = 16
+    """Pixels along one side of a patch."""
     width: int = 128
+    """Channels of both towers."""
     heads: int = 4
+    """Attention heads of every block."""
     image_layers: int = 6
+    """Blocks of the image tower."""
     text_layers: int = 8
+    """Blocks of the text tower."""
     stem_width: int = 192
+    """Channels of the stem, which makes patches of pixels."""
     embed_dim: int = 128
+    """Dimensions of the space that pictures and texts share."""
     context_length: int = 40
+    """Positions of a text, its start and its end included."""
     vocabulary: int = 256
+    """Rows of the word embedding; at least the number of words and of special ones."""
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"ScenesModelConfig: {name} must be a positive integer, got {value!r}")
+        for whole, part in (("width", "heads"), ("image_size", "patch_size")):
+            if getattr(self, whole) % getattr(self, part):
+                raise ValueError(
+                    f"ScenesModelConfig: {whole} must be a multiple of {part}, got {getattr(self, whole)} and "
+                    f"{getattr(self, part)}"
+                )
+        if self.patch_size % 4:
+            raise ValueError(f"ScenesModelConfig: patch_size must be a multiple of 4, got {self.patch_size}")
 
     @property
     def side(self) -> int:
