@@ -59,27 +59,21 @@ In Python:
 
 @dataclass(frozen=True)
 class DemoConfig:
-    """What is shown.
-
-    Attributes
-    ----------
-    output: folder of the page, its pictures and the table; made if absent, its files replaced.
-    items: of each category. More give narrower intervals and take longer.
-    seed: of the items.
-    split: ``"held_out"`` (combinations the embedded model was never trained on), ``"in_domain"`` or
-        ``"shifted"``.
-    model: name of the encoder.
-
-    Raises ValueError for an unknown split or no items.
-    """
+    """What the demonstration shows."""
 
     output: Path = Path("demo")
+    """Folder of the page, its pictures and the table; made if absent, its files replaced."""
     items: int = ITEMS
+    """Items of each category; more give narrower intervals and take longer."""
     seed: int = 2026
+    """Of the items."""
     split: str = "held_out"
+    """held_out (combinations the embedded model was never trained on), in_domain or shifted."""
     model: str = "scenes"
+    """Name of the encoder; `peaksim models` lists them."""
 
     def __post_init__(self) -> None:
+        """Raises ValueError for an unknown split or no items."""
         if self.split not in ITEM_SPLITS:
             raise ValueError(f"DemoConfig: split must be of {', '.join(ITEM_SPLITS)}, got {self.split!r}")
         if self.items < 1:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, UseAppendAction, arg
 
 from engine.cli.evaluation import SCENES_ITEMS, Baseline, Benchmark, OnMissing, in_words
-from engine.cli.options import OnDevice, check_limit, scorer_named
+from engine.cli.options import OnDevice, OptionalFolder, check_limit, scorer_named
 from engine.cli.outputs import check_file, check_folder
 from engine.cli.progress import bar
 from engine.cli.tables import report, show_json_text, show_markdown
@@ -30,23 +30,25 @@ class Compare(OnDevice):
     What the folder of --results does not hold yet is run. Files that `eval --out` wrote may stand beside, or alone.
     """
 
-    saved: Annotated[Positional[tuple[Path, ...]], arg(metavar="[RESULT ...]", help=SAVED)] = ()
-    models: tuple[str, ...] = ()
+    saved: Annotated[
+        Positional[tuple[Path, ...]], arg(metavar="[RESULT ...]", help=SAVED, help_behavior_hint="(optional)")
+    ] = ()
+    models: Annotated[tuple[str, ...], arg(metavar="NAME [NAME ...]", help_behavior_hint="(optional)")] = ()
     """Names of models; `peaksim models` lists them."""
     scorers: tuple[str, ...] = ("global",)
     """Ways of scoring, options behind a question mark: global "sgi?crops=native&exclusive=true"."""
-    baselines: tuple[Baseline, ...] = ()
+    baselines: Annotated[tuple[Baseline, ...], arg(help_behavior_hint="(optional)")] = ()
     """Rows of who knows the answers, nothing, or the texts alone."""
     benchmarks: tuple[Benchmark, ...] = ("scenes",)
     """Columns; `scenes` gives one a category."""
-    data: Path | None = None
+    data: OptionalFolder = None
     """Folder that holds annotations and pictures of the benchmarks at their usual places."""
     on_missing: OnMissing = "error"
     """What to do when a picture is not there."""
-    limit: int | None = None
+    limit: Annotated[int | None, arg(metavar="N", help_behavior_hint="(optional)")] = None
     """So many items of each benchmark, spread evenly (of scenes 400 a category if not given)."""
     segmenter: str = "auto"
-    """What splits captions into segments."""
+    """What splits captions into segments: spacy, spacy:<package> or rules; auto takes spaCy where it is installed."""
     results: Path = Path("results")
     """Folder of scores and results, kept from run to run."""
     out: Annotated[UseAppendAction[tuple[Path, ...]], arg(metavar="FILE")] = ()

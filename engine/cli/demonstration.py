@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from engine.benchmarks.demo import DemoConfig, DemoResult, run
+from engine.benchmarks.demo import ITEMS, NEGATION_ITEMS, DemoConfig, DemoResult, run
 from engine.cli.options import Shared
 from engine.cli.outputs import check_folder
-from engine.cli.progress import bar
-from engine.cli.tables import show_json, show_line, show_table
+from engine.cli.progress import steps
+from engine.cli.tables import report, show_json, show_line, show_table
 from engine.metrics import Interval
+from engine.scenes.items import CATEGORIES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,13 +23,22 @@ class Demo(Shared):
     def run(self) -> int:
         """Print the group scores and where the pictures are."""
         check_folder("--output", self.config.output)
-        with bar("pictures") as advance:
+        report(in_words(self.config))
+        with steps("pictures") as advance:
             found = run(self.config, progress=advance)
         if self.json:
             show_json(found.to_dict())
         else:
             show(found)
         return 0
+
+
+def in_words(config: DemoConfig) -> str:
+    """What is going to be done and, where it was measured, how long it takes."""
+    items, choices = config.items, min(config.items, NEGATION_ITEMS)
+    what = f"demo: {len(CATEGORIES)} categories of {items} items and {choices} choices with negations, scored and drawn"
+    measured = (config.items, config.model) == (ITEMS, DemoConfig.model)
+    return f"{what}; about a minute on two cores" if measured else what
 
 
 def show(found: DemoResult) -> None:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from engine.engine import Engine
     from engine.scorers.base import Scorer
 
+OptionalFile = Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(optional)")]
+OptionalFolder = Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="(optional)")]
+OptionalPath = Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="(optional)")]
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 
 
@@ -77,7 +80,7 @@ class WithScorer(WithModel):
     option: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="NAME=VALUE")] = ()
     """Option of the scorer, repeatable: `--option crops=native --option exclusive=true`."""
     segmenter: str = "auto"
-    """What splits captions into segments."""
+    """What splits captions into segments: spacy, spacy:<package> or rules; auto takes spaCy where it is installed."""
 
     def chosen(self) -> Scorer:
         """The scorer with its options."""

@@ -257,10 +257,6 @@ class ScenesModel(nn.Module):
         self.text = TextTower(config)
         self.log_scale = nn.Parameter(torch.tensor(logit_scale).log())
 
-    def embed_images(self, pixels: Tensor) -> Tensor:
-        """Global embeddings ``(B, D)``, not normalised."""
-        return self.image.projection(self.image.norm(self.image.class_state(pixels)))
-
     def embed_texts(self, ids: Tensor, end: Tensor) -> Tensor:
         """Global embeddings ``(B, D)``, not normalised; ``end (B,)`` is the position of the end token."""
         return self.text.projection(self.text.norm(self.text.end_state(ids, end)))
