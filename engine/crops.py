@@ -14,7 +14,6 @@ from engine.choices import CropMode, Fill, GridName
 Place = Literal["centre", "same"]
 Box = Sequence[int] | np.ndarray
 
-_FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
 
 @dataclass(frozen=True)
@@ -211,47 +210,6 @@ def crops(
             sheet.paste(image.crop(inner), (left + inner[0] - x0, top + inner[1] - y0))
         found.append(sheet)
     return found
-
-
-def crop_pixels(
-    image: Image.Image,
-    boxes: np.ndarray | Sequence[Box],
-    size: tuple[int, int],
-    *,
-    mode: CropMode = "rescaled",
-    fill: Fill = "border",
-    place: Place = "centre",
-    interpolation: Literal["bicubic", "bilinear"] = "bicubic",
-) -> np.ndarray:
-    """Cut many regions out and bring each to one size, ignoring its aspect ratio (the fast path of a grid).
-
-    Args:
-        image, boxes, mode, fill, place: as for `crop`; the canvas of "native" has the size of the image.
-        size: (height, width) of every result; resized antialiased, and not at all where it fits already.
-        interpolation: "bicubic" or "bilinear".
-
-    Returns:
-        uint8 array (R, height, width, 3), equal to resizing every result of `crops` with Pillow.
-
-    Raises:
-        ValueError: as for `crop`; size below 1; unknown interpolation.
-
-    Example:
-        >>> image = Image.new("RGB", (96, 96))
-        >>> crop_pixels(image, crop_grid("scenes").boxes(96, 96), (64, 64)).shape
-        (35, 64, 64, 3)
-    """
-    height, width = size
-    if height < 1 or width < 1:
-        raise ValueError(f"crop_pixels: size must be at least 1, got {size}")
-    if interpolation not in _FILTERS:
-        raise ValueError(f'crop_pixels: interpolation must be "bicubic" or "bilinear", got {interpolation!r}')
-    found = crops(image, boxes, mode=mode, fill=fill, place=place)
-    batch = np.empty((len(found), height, width, 3), dtype=np.uint8)
-    for row, region in enumerate(found):
-        fits = region.size == (width, height)
-        batch[row] = np.asarray(region if fits else region.resize((width, height), _FILTERS[interpolation]))
-    return batch
 
 
 def _spans(length: int, count: int, overlap: float) -> list[tuple[int, int]]:

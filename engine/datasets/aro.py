@@ -9,9 +9,10 @@ On disk: ``visual_genome_relation.json`` and ``visual_genome_attribution.json``,
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from engine.datasets.base import CHOICE, Dataset, ImageRef, Item, Rule, choice_notes, edition_of, keep_present
+from engine.datasets.base import CHOICE, Dataset, ImageRef, Item, Rule, choice_notes, dataset_of
 from engine.datasets.files import FilePath, ImageFolder, int_field, read_json, text_field
 from engine.datasets.word_order import PERTURBATIONS, Tagger, function_word_tagger, prepare_caption, reorder
 
@@ -134,10 +135,9 @@ def read_order(
             items.append(Item(f"{row}/{number}", (ref,), texts, 0, tags=tags))
     missing = finder.check(on_missing)
     how = "function words" if tagger is None else "the caller's tagger"
-    edition = edition_of(name, len(items), EDITIONS[name], missing)
     notes = (f"wrong options: {', '.join(PERTURBATIONS)}", *choice_notes(items, MEANINGS))
-    kept = keep_present(items, missing)
-    return Dataset(name, f"{edition}; orders by {how}, seed {seed}", ORDER_RULE, kept, missing, notes)
+    found = dataset_of(name, ORDER_RULE, items, editions=EDITIONS[name], missing=missing, notes=notes)
+    return replace(found, edition=f"{found.edition}; orders by {how}, seed {seed}")
 
 
 def _read_list(path: FilePath, who: str) -> list[dict[str, Any]]:
@@ -171,10 +171,9 @@ def _read_boxed(
         tags = ("identical options",) if texts[0] == texts[1] else ()
         items.append(Item(str(number), (ref,), texts, 1, type_of(row, where), tags=tags))
     missing = finder.check(on_missing)
-    edition = edition_of(who, len(items), EDITIONS[task], missing)
     rule = RELATION_RULE if task == "relation" else ATTRIBUTION_RULE
     notes = choice_notes(items, MEANINGS)
-    return Dataset(who, edition, rule, keep_present(items, missing), missing, notes)
+    return dataset_of(who, rule, items, editions=EDITIONS[task], missing=missing, notes=notes)
 
 
 def _relation_of(row: dict[str, Any], where: str) -> str:

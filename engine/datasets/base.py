@@ -238,6 +238,25 @@ def keep_present(items: Iterable[Item], missing: Collection[str]) -> tuple[Item,
     return tuple(item for item in items if not any(ref.name in gone for ref in item.images))
 
 
+def dataset_of(
+    name: str,
+    rule: Rule,
+    items: Sequence[Item],
+    *,
+    title: str = "",
+    editions: dict[int, str],
+    missing: tuple[str, ...],
+    notes: Iterable[str],
+) -> Dataset:
+    """The dataset of all items that were read: its edition by their number, then without those that lack an image.
+
+    Arguments: ``title`` names the benchmark in the words for the edition (default ``name``); ``editions`` are the
+    official counts with their names; ``missing`` are names of images that are not there.
+    """
+    edition = edition_of(title or name, len(items), editions, missing)
+    return Dataset(name, edition, rule, keep_present(items, missing), missing, tuple(notes))
+
+
 def edition_of(who: str, found: int, official: dict[int, str], missing: Collection[str]) -> str:
     """Words for the edition: its count and official name, and how many images it lacks."""
     known = official.get(found, f"not an official count of {who} ({', '.join(map(str, official))})")

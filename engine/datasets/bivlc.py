@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.datasets.base import GROUP, Dataset, ImageRef, Item, Rule, count_notes, edition_of, keep_present
+from engine.datasets.base import GROUP, Dataset, ImageRef, Item, Rule, count_notes, dataset_of
 from engine.datasets.files import FilePath, ImageFolder, read_csv, read_json_lines, text_field
 
 COLUMNS = ("image", "caption", "negative_caption", "negative_image", "type", "subtype")
@@ -71,15 +71,8 @@ def read_bivlc(annotations: FilePath, images: FilePath | None = None, *, on_miss
     finder = ImageFolder(images, "bivlc")
     items = tuple(_item(row, number, finder) for number, row in enumerate(_rows(path)))
     missing = finder.check(on_missing)
-    notes = tuple(count_notes(items, MEANINGS))
-    return Dataset(
-        "bivlc",
-        edition_of("BiVLC", len(items), EDITIONS, missing),
-        RULE,
-        keep_present(items, missing),
-        missing,
-        notes,
-    )
+    notes = count_notes(items, MEANINGS)
+    return dataset_of("bivlc", RULE, items, title="BiVLC", editions=EDITIONS, missing=missing, notes=notes)
 
 
 def read_bivlc_outcomes(path: FilePath) -> list[PublishedGroup]:

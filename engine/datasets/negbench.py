@@ -22,8 +22,8 @@ from engine.datasets.base import (
     RetrievalDataset,
     Rule,
     choice_notes,
+    dataset_of,
     edition_of,
-    keep_present,
 )
 from engine.datasets.files import FilePath, ImageFolder, int_field, parse_text_list, read_csv, text_field
 
@@ -93,8 +93,7 @@ def read_negbench_mcq(
     notes = [f"right option by number: {places}", *choice_notes(items, MEANINGS)]
     if len(answers) == 1:
         notes.append("the right option always has the same number: argmax would reward a constant scorer")
-    edition = edition_of("NegBench MCQ", len(items), MCQ_EDITIONS, missing)
-    return Dataset(name, edition, RULE, keep_present(items, missing), missing, tuple(notes))
+    return dataset_of(name, RULE, items, title="NegBench MCQ", editions=MCQ_EDITIONS, missing=missing, notes=notes)
 
 
 def read_negbench_retrieval(

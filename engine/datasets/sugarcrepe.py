@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.datasets.base import CHOICE, Dataset, ImageRef, Item, Rule, choice_notes, edition_of, keep_present
+from engine.datasets.base import CHOICE, Dataset, ImageRef, Item, Rule, choice_notes, dataset_of
 from engine.datasets.files import FilePath, ImageFolder, read_csv, read_json, text_field
 
 SUBSETS = ("add_att", "add_obj", "replace_att", "replace_obj", "replace_rel", "swap_att", "swap_obj")
@@ -64,14 +64,7 @@ def read_sugarcrepe(annotations: FilePath, images: FilePath | None = None, *, on
     missing = folder.check(on_missing)
     counts = Counter(f"{item.type}_{item.subtype}" for item in items)
     notes = (", ".join(f"{name} {count}" for name, count in counts.items()), *choice_notes(items, MEANINGS))
-    return Dataset(
-        "sugarcrepe",
-        edition_of("SugarCrepe", len(items), EDITIONS, missing),
-        RULE,
-        keep_present(items, missing),
-        missing,
-        notes,
-    )
+    return dataset_of("sugarcrepe", RULE, items, title="SugarCrepe", editions=EDITIONS, missing=missing, notes=notes)
 
 
 def read_sugarcrepe_outcomes(path: FilePath) -> list[PublishedChoice]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from engine.datasets.base import GROUP, Dataset, ImageRef, Item, Rule, count_notes, edition_of, keep_present
+from engine.datasets.base import GROUP, Dataset, ImageRef, Item, Rule, count_notes, dataset_of
 from engine.datasets.files import FilePath, ImageFolder, int_field, read_json, read_json_lines, text_field
 
 EDITIONS = {400: "the official count"}
@@ -54,15 +54,8 @@ def read_winoground(
     if extra is not None and not {item.id for item in items} & extra.keys():
         raise ValueError(f"winoground: {tags} must name the items of {path} by id, it names none of them")
     missing = finder.check(on_missing)
-    notes = tuple(count_notes(items, MEANINGS))
-    return Dataset(
-        "winoground",
-        edition_of("Winoground", len(items), EDITIONS, missing),
-        RULE,
-        keep_present(items, missing),
-        missing,
-        notes,
-    )
+    notes = count_notes(items, MEANINGS)
+    return dataset_of("winoground", RULE, items, title="Winoground", editions=EDITIONS, missing=missing, notes=notes)
 
 
 def _read_tags(path: FilePath | None) -> dict[str, list[str]] | None:

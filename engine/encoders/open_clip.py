@@ -19,6 +19,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from engine.atomic_files import written_whole
 from engine.encoders.base import EncoderSpec, Tokens, fingerprint
 from engine.encoders.hub_tokenizer import HubTokenizer
 from engine.encoders.open_clip_checkpoints import load_weights
@@ -28,7 +29,7 @@ from engine.encoders.open_clip_towers import image_tower, text_tower
 from engine.encoders.pixels import PixelRules
 from engine.encoders.placement import place
 from engine.encoders.text_rules import probe
-from engine.encoders.towers import DualEncoder, freeze
+from engine.encoders.towers import DualEncoder, freeze, refuse_changed_files
 from engine.images import ResizePolicy
 
 _POLICIES: dict[str, ResizePolicy] = {"shortest": "crop", "squash": "squash", "longest": "pad"}
@@ -74,22 +75,22 @@ class OpenClipEncoder(DualEncoder):
     def save(self, folder: str | PathLike[str]) -> None:
         """Write weights, configuration and tokenizer as one folder; ``open_clip:<folder>`` loads it back.
 
-        The folder states the fingerprint, and loading refuses files that were changed. Weights are written
-        in the
-        dtype of this encoder: save a float32 one to keep them exact.
+        The folder states the fingerprint, and loading refuses files that were changed. Raises ValueError for an
+        encoder of half precision, which no longer has the exact weights.
         """
-        if self._dtype != torch.float32:
-            raise ValueError(f"{self.spec.name}: save wants an encoder of dtype float32, got {self._dtype}")
+        self._check_savable()
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
         state = {name: tensor.cpu().contiguous() for name, tensor in self._model.state_dict().items()}
-        save_file(state, target / WEIGHT_FILES[0])
+        with written_whole(target / WEIGHT_FILES[0]) as path:
+            save_file(state, path)
         content = {
             "model_cfg": self._config,
             "preprocess_cfg": self._preprocess,
-            "peaksim": {"fingerprint": self.spec.fingerprint, "resize": self._pixels.mode},
+            "peaksim": self._stated(),
         }
-        (target / CONFIG_FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        with written_whole(target / CONFIG_FILE) as path:
+            path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         if isinstance(self._tokenizer, HubTokenizer):
             self._tokenizer.source.save_pretrained(target)
 
@@ -170,12 +171,7 @@ def load_open_clip(
         tokenizer=None if tokenizer is None else Path(tokenizer).expanduser(),
         placement=placement,
     )
-    saved = facts.get("fingerprint")
-    if saved is not None and resize in (None, facts.get("resize")) and saved != encoder.spec.fingerprint:
-        raise ValueError(
-            f"{encoder.spec.name}: the files were changed since they were saved: {CONFIG_FILE} states "
-            f"fingerprint {saved}, weights and settings have {encoder.spec.fingerprint}"
-        )
+    refuse_changed_files(encoder.spec, CONFIG_FILE, facts, resize)
     return encoder
 
 

@@ -12,14 +12,18 @@ from torch import Tensor
 
 from engine.encoders.base import Tokens
 from engine.encoders.hub_tokenizer import HubTokenizer, has_tokenizer, read_hub_tokenizer, read_tokenizer
-from engine.encoders.text_rules import POOLS, build_tokens, cut_rows, end_positions
+from engine.encoders.text_rules import (
+    BLANKS_RULES,
+    CLIP_RULES,
+    LOWER_RULES,
+    POOLS,
+    SIGLIP_RULES,
+    build_tokens,
+    cut_rows,
+    end_positions,
+)
 
-_CLIP_RULES = "lower case, cleaned (ftfy, HTML entities, blanks); start and end token; zeros to the full length"
-_HUB_RULES = {
-    "canonicalize": "lower case, punctuation dropped; end token; padded to the full length, which takes part",
-    "lower": "lower case; padded to the full length",
-    "whitespace": "case kept, blanks joined; padded to the full length",
-}
+_HUB_RULES = {"canonicalize": SIGLIP_RULES, "lower": LOWER_RULES, "whitespace": BLANKS_RULES}
 
 
 @cache
@@ -36,7 +40,7 @@ class ClipTokenizer:
     def __init__(self, context_length: int, end: Callable[[Tensor], Tensor], clean: str = "lower") -> None:
         self.source = _byte_pairs(clean)
         self.context_length = context_length
-        self.rules = _CLIP_RULES if clean == "lower" else _HUB_RULES[clean]
+        self.rules = CLIP_RULES if clean == "lower" else _HUB_RULES[clean]
         self._end = end
 
     def __call__(self, texts: Sequence[str]) -> Tokens:

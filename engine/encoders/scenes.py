@@ -25,6 +25,7 @@ from engine.choices import CropMode, Fill
 from engine.encoders.base import Encoder, EncoderSpec, Tokens, fingerprint
 from engine.encoders.region_inputs import RegionInputs
 from engine.encoders.scenes_model import ScenesModel, ScenesModelConfig
+from engine.encoders.text_rules import WORD_RULES
 from engine.features import ImageFeatures, TextFeatures
 from engine.images import normalise, resize
 
@@ -34,7 +35,6 @@ RESIZE: Literal["squash"] = "squash"
 INTERPOLATION: Literal["bicubic"] = "bicubic"
 SPECIAL = ("<pad>", "<start>", "<end>", "<unknown>")
 FORMAT_VERSION = 1
-TEXT_RULES = "lower case, words only (punctuation dropped), cut keeping the end token; causal, so padding is inert"
 
 
 class WordTokenizer:
@@ -89,7 +89,7 @@ class ScenesEncoder(Encoder):
         self.device = device
         self.tokenizer = WordTokenizer(words, config.context_length)
         self._model = model.float().eval().requires_grad_(False).to(device)
-        rules = {"words": self.tokenizer.words, "mean": MEAN, "std": STD, "config": asdict(config), "rules": TEXT_RULES}
+        rules = {"words": self.tokenizer.words, "mean": MEAN, "std": STD, "config": asdict(config), "rules": WORD_RULES}
         self.spec = EncoderSpec(
             name=name,
             family="scenes",
@@ -110,7 +110,7 @@ class ScenesEncoder(Encoder):
             probability="softmax",
             activation="hard_swish",
             taps={"projected": True, "value": True},
-            text_rules=TEXT_RULES,
+            text_rules=WORD_RULES,
             fingerprint=fingerprint(rules, model.state_dict()),
         )
 

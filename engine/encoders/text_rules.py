@@ -11,6 +11,15 @@ from torch import Tensor
 
 from engine.encoders.base import Tokens
 
+# What each kind of tokenizer does to a caption. The sentences are part of an encoder's fingerprint.
+WORD_RULES = "lower case, words only (punctuation dropped), cut keeping the end token; causal, so padding is inert"
+CLIP_RULES = "lower case, cleaned (ftfy, HTML entities, blanks); start and end token; zeros to the full length"
+HF_CLIP_RULES = "lower case; start and end token; padded to the full length, which the causal tower does not see"
+SIGLIP_RULES = "lower case, punctuation dropped; end token; padded to the full length, which takes part"
+SIGLIP2_RULES = "lower case; end token; padded to the full length, which takes part"
+LOWER_RULES = "lower case; padded to the full length"
+BLANKS_RULES = "case kept, blanks joined; padded to the full length"
+
 POOLS = ("first", "last", "argmax", "eos")
 # Read through a tokenizer, these tell case, punctuation, accents, numbers and special tokens apart.
 _PROBES = ("A photo of two Red cats, not a DOG's!", "naïve café_42", "左 of   <b>", "")

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.encoders.base import Encoder, Tokens
+from engine.encoders.base import Encoder, EncoderSpec, Tokens
+from engine.encoders.pixels import PixelRules
 from engine.features import ImageFeatures, TextFeatures
 
 # CUDA's memory-efficient attention launches one grid row for each sequence, 65,535 at most.
@@ -127,6 +128,7 @@ class DualEncoder(Encoder):
     _image: Tower
     _text: Tower
     _dtype: torch.dtype
+    _pixels: PixelRules
 
     @abstractmethod
     def _embed_pixels(self, pixels: Tensor) -> Tensor:
@@ -138,6 +140,15 @@ class DualEncoder(Encoder):
     @abstractmethod
     def _embed_ids(self, ids: Tensor) -> Tensor:
         """Global text embeddings ``(B, D)`` as the source library computes them, not normalised."""
+
+    def _check_savable(self) -> None:
+        """Raise ValueError unless the weights are those of the checkpoint, bit for bit."""
+        if self._dtype != torch.float32:
+            raise ValueError(f"{self.spec.name}: save wants an encoder of dtype float32, got {self._dtype}")
+
+    def _stated(self) -> dict[str, str]:
+        """What a saved folder says about itself; see ``refuse_changed_files``."""
+        return {"fingerprint": self.spec.fingerprint, "resize": self._pixels.mode}
 
     def _patch_mask(self, pixels: Tensor) -> Tensor | None:
         """Bool ``(B, P)``, True = a real patch; None when every patch is real."""
@@ -212,6 +223,19 @@ class DualEncoder(Encoder):
             token_texts=tokens.token_texts,
             texts=tokens.texts,
             fingerprint=self.spec.fingerprint,
+        )
+
+
+def refuse_changed_files(spec: EncoderSpec, file: str, stated: Mapping[str, Any], resize: str | None) -> None:
+    """Raise ValueError when a folder states another fingerprint in ``file`` than its encoder has.
+
+    Where the user chose another ``resize`` than the folder was saved with, the two must differ and say nothing.
+    """
+    saved = stated.get("fingerprint")
+    if saved is not None and resize in (None, stated.get("resize")) and saved != spec.fingerprint:
+        raise ValueError(
+            f"{spec.name}: the files were changed since they were saved: {file} states fingerprint {saved}, weights "
+            f"and settings have {spec.fingerprint}"
         )
 
 

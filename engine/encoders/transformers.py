@@ -17,21 +17,18 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from engine.atomic_files import written_whole
 from engine.encoders.base import EncoderSpec, Tokens, fingerprint
 from engine.encoders.hub_tokenizer import HubTokenizer
 from engine.encoders.pixels import PixelRules
 from engine.encoders.placement import place
-from engine.encoders.text_rules import end_positions, probe
-from engine.encoders.towers import DualEncoder, freeze
+from engine.encoders.text_rules import HF_CLIP_RULES, SIGLIP2_RULES, SIGLIP_RULES, end_positions, probe
+from engine.encoders.towers import DualEncoder, freeze, refuse_changed_files
 from engine.encoders.transformers_files import STATED_FILE, Files, read_files
 from engine.encoders.transformers_towers import image_tower, text_tower
 from engine.images import Interpolation, ResizePolicy
 
-TEXT_RULES = {
-    "clip": "lower case; start and end token; padded to the full length, which the causal tower does not see",
-    "siglip": "lower case, punctuation dropped; end token; padded to the full length, padding takes part",
-    "siglip2": "lower case; end token; padded to the full length, padding takes part",
-}
+_TEXT_RULES = {"clip": HF_CLIP_RULES, "siglip": SIGLIP_RULES, "siglip2": SIGLIP2_RULES}
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _FILTERS: dict[int, Interpolation] = {2: "bilinear", 3: "bicubic"}
 
@@ -55,7 +52,7 @@ class TransformersEncoder(DualEncoder):
             "family": self._family,
             "model": _settings(model.config),
             "pixels": self._pixels.facts(),
-            "text": (TEXT_RULES[self._family], self._tokenizer.digest(), probe(self._tokenizer)),
+            "text": (_TEXT_RULES[self._family], self._tokenizer.digest(), probe(self._tokenizer)),
         }
         # Taken in the checkpoint's own numbers: half precision on a GPU reads the same weights.
         mark = fingerprint(facts, model.state_dict())
@@ -94,13 +91,12 @@ class TransformersEncoder(DualEncoder):
 
         The folder states the fingerprint, and loading refuses files that were changed.
         """
-        if self._dtype != torch.float32:
-            raise ValueError(f"{self.spec.name}: save wants an encoder of dtype float32, got {self._dtype}")
+        self._check_savable()
         target = Path(folder)
         for part in (self._model, self._files.tokenizer, self._files.processor):
             part.save_pretrained(target)
-        stated = {"fingerprint": self.spec.fingerprint, "resize": self._pixels.mode}
-        (target / STATED_FILE).write_text(json.dumps(stated, indent=1) + "\n", encoding="utf-8")
+        with written_whole(target / STATED_FILE) as path:
+            path.write_text(json.dumps(self._stated(), indent=1) + "\n", encoding="utf-8")
 
     def _embed_pixels(self, pixels: Tensor) -> Tensor:
         if not self._native:
@@ -146,7 +142,7 @@ class TransformersEncoder(DualEncoder):
             probability="softmax" if bias is None else "sigmoid",
             activation=str(model.config.vision_config.hidden_act),
             taps=self._image.taps,
-            text_rules=TEXT_RULES[self._family],
+            text_rules=_TEXT_RULES[self._family],
             fingerprint=mark,
         )
 
@@ -181,12 +177,7 @@ def load_transformers(
     encoder = TransformersEncoder(
         name, files, resize=resize or files.stated.get("resize", "model"), placement=placement
     )
-    saved = files.stated.get("fingerprint")
-    if saved is not None and resize in (None, files.stated.get("resize")) and saved != encoder.spec.fingerprint:
-        raise ValueError(
-            f"{name}: the files were changed since they were saved: {STATED_FILE} states fingerprint "
-            f"{saved}, weights and settings have {encoder.spec.fingerprint}"
-        )
+    refuse_changed_files(encoder.spec, STATED_FILE, files.stated, resize)
     return encoder
 
 
