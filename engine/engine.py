@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from threading import Lock
@@ -22,6 +22,7 @@ from engine.encoders.sources import (
     Boxes,
     OnError,
     as_list,
+    blocks_of,
     encode_pictures,
     encoded_batches,
     names_of,
@@ -39,28 +40,23 @@ from engine.segments import Segment, Segmenter, get_segmenter
 Images: TypeAlias = "ImageFeatures | ImageSource | Sequence[ImageSource]"
 Texts: TypeAlias = "TextFeatures | str | Sequence[str]"
 
-# Images scored in one go when their features are there already.
-FEATURE_ROWS = 1024
-
 
 class Engine:
     """A frozen encoder with scorers over it. May be used from several threads.
 
-    Arguments
-    ---------
-    encoder: what makes the features.
-    segmenter: what splits captions into segments, a name or an object of ``engine.segments``; it is made when
-        a scorer first needs it.
-    backend: of the ops, for scorers that name none; None chooses by device. Unknown names raise ValueError.
+    Args:
+        encoder: what makes the features.
+        segmenter: what splits captions into segments, a name or an object of `engine.segments`; it is made when
+            a scorer first needs it.
+        backend: of the ops, for scorers that name none; None chooses by device. Unknown names raise ValueError.
 
-    Example
-    -------
-    >>> import engine
-    >>> from PIL import Image
-    >>> peaksim = engine.load("scenes")
-    >>> picture = Image.new("RGB", (96, 96), "red")
-    >>> tuple(peaksim.score([picture], ["a red square", "a blue circle"], scorer="max_sim").shape)
-    (1, 2)
+    Example:
+        >>> import engine
+        >>> from PIL import Image
+        >>> peaksim = engine.load("scenes")
+        >>> picture = Image.new("RGB", (96, 96), "red")
+        >>> tuple(peaksim.score([picture], ["a red square", "a blue circle"], scorer="max_sim").shape)
+        (1, 2)
     """
 
     def __init__(
@@ -96,26 +92,25 @@ class Engine:
         batch_size: int = 64,
         progress: bool | Progress = False,
     ) -> Tensor:
-        """Scores of images against texts, float32 ``(n_images, n_texts)`` on the CPU; ``(n,)`` for pairs.
+        """Scores of images against texts, float32 `(n_images, n_texts)` on the CPU; `(n,)` for pairs.
 
-        Arguments
-        ---------
-        images: one or many of path, encoded bytes, PIL image, numpy array and tensor, or ``ImageFeatures``.
-        texts: one or many captions, or ``TextFeatures`` (``encode_texts`` takes segments of your own).
-        scorer: a name or a ``Scorer`` object with its options.
-        pairs: score image i with text i alone.
-        output: ``"similarity"``; ``"logit"`` = scale · similarity + bias of the checkpoint, which was fitted
-            to the global cosine: of other scorers it is the same affine map and no calibrated logit;
-            ``"probability"``, as the checkpoint was trained: softmax of an image's logits over the texts, or
-            the sigmoid of each.
-        batch_size: images, crops or texts in one pass of the encoder. Pictures are held a batch at a time.
-        progress: True shows a bar, a function is called with (images done, images in all).
+        Args:
+            images: one or many of path, encoded bytes, PIL image, numpy array and tensor, or `ImageFeatures`.
+            texts: one or many captions, or `TextFeatures` (`encode_texts` takes segments of your own).
+            scorer: a name or a `Scorer` object with its options.
+            pairs: score image i with text i alone.
+            output: `"similarity"`; `"logit"` = scale · similarity + bias of the checkpoint, which was fitted
+                to the global cosine: of other scorers it is the same affine map and no calibrated logit;
+                `"probability"`, as the checkpoint was trained: softmax of an image's logits over the texts, or
+                the sigmoid of each.
+            batch_size: images, crops or texts in one pass of the encoder. Pictures are held a batch at a time.
+            progress: True shows a bar, a function is called with (images done, images in all).
 
-        Raises
-        ------
-        ImageError: a picture cannot be read.
-        ValueError: nothing to score, an unknown option, a batch size below 1, features of another encoder or
-            without what the scorer needs, pairs of unequal number, the softmax of pairs, or a score that is not finite.
+        Raises:
+            ImageError: a picture cannot be read.
+            ValueError: nothing to score, an unknown option, a batch size below 1, features of another encoder or
+                without what the scorer needs, pairs of unequal number, the softmax of pairs, or a score that is not
+                finite.
         """
         check_output("score", self.spec, output, pairs=pairs)
         check_batch_size("score", batch_size)
@@ -128,7 +123,9 @@ class Engine:
                 f"score: pairs need as many images as texts, got {len(sources)} images and {len(text_features)} texts"
             )
         scores = torch.empty((len(sources),) if pairs else (len(sources), len(text_features)))
-        for start, block in self._blocks(sources, chosen, batch_size, progress):
+        for start, block in blocks_of(
+            self.encoder, sources, self._needs(chosen), batch_size=batch_size, progress=progress
+        ):
             rows = slice(start, start + len(block))
             partners = text_features[rows] if pairs else text_features
             chosen.check(block, partners, aligned_taps=aligned_taps(self.spec))
@@ -150,21 +147,23 @@ class Engine:
     ) -> ImageFeatures:
         """Features of images, with what a scorer needs.
 
-        Arguments
-        ---------
-        images: as for ``score``.
-        scorer: whose needs are met; a ``Needs`` names them one by one.
-        regions: for each image its own rectangles ``(R, 4)`` x0, y0, x1, y1 in pixels of the upright image,
-            in place of the crop grid.
-        batch_size, progress: as for ``score``.
-        on_error: ``"raise"`` stops at a picture that cannot be read; ``"skip"`` leaves it out and names it in
-            a UserWarning; a function is called with each ``ImageFailure`` in place of the warning.
-        ids: a name for each image; by default its path, or its row where it is no file.
+        Args:
+            images: as for `score`.
+            scorer: whose needs are met; a `Needs` names them one by one.
+            regions: for each image its own rectangles `(R, 4)` x0, y0, x1, y1 in pixels of the upright image,
+                in place of the crop grid.
+            batch_size, progress: as for `score`.
+            on_error: `"raise"` stops at a picture that cannot be read; `"skip"` leaves it out and names it in
+                a UserWarning; a function is called with each `ImageFailure` in place of the warning.
+            ids: a name for each image; by default its path, or its row where it is no file.
 
-        Returns features whose ``ids`` tell which images are there.
+        Returns:
+            features whose `ids` tell which images are there.
 
-        Raises ImageError (a picture cannot be read, or none can), ValueError (no image, wrong number of ids
-        or regions, an image without regions, a batch size below 1, needs the encoder cannot meet).
+        Raises:
+            ImageError: a picture cannot be read, or none can.
+            ValueError: no image, wrong number of ids or regions, an image without regions, a batch size below 1, needs
+                the encoder cannot meet.
         """
         check_batch_size("encode_images", batch_size)
         sources = as_list(images)
@@ -199,16 +198,18 @@ class Engine:
     ) -> TextFeatures:
         """Features of captions, with what a scorer needs; every distinct caption and segment is encoded once.
 
-        Arguments
-        ---------
-        texts: one caption or many.
-        scorer: whose needs are met; a ``Needs`` names them one by one.
-        segments: for each caption its own segments, as words or ``Segment`` objects (which may be negated),
-            in place of the segmenter's.
-        batch_size, progress: as for ``score``.
+        Args:
+            texts: one caption or many.
+            scorer: whose needs are met; a `Needs` names them one by one.
+            segments: for each caption its own segments, as words or `Segment` objects (which may be negated),
+                in place of the segmenter's.
+            batch_size, progress: as for `score`.
 
-        Captions that are cut to the model's context are flagged in ``truncated`` and named in a UserWarning.
-        Raises ValueError for no text, too few segments or a batch size below 1, TypeError for what is no string.
+        Captions that are cut to the model's context are flagged in `truncated` and named in a UserWarning.
+
+        Raises:
+            ValueError: no text, too few segments or a batch size below 1.
+            TypeError: what is no string.
         """
         check_batch_size("encode_texts", batch_size)
         captions = as_texts("encode_texts", texts)
@@ -228,8 +229,8 @@ class Engine:
     ) -> Explanation:
         """Which part of a caption found which part of an image, and the score that comes of it.
 
-        ``image`` and ``text`` are one of each, as for ``score``; an explanation from features cannot be
-        drawn. Raises what ``score`` raises, and ValueError for more than one image or text.
+        `image` and `text` are one of each, as for `score`; an explanation from features cannot be
+        drawn. Raises what `score` raises, and ValueError for more than one image or text.
         """
         chosen = self.scorer(scorer)
         picture = None
@@ -257,11 +258,13 @@ class Engine:
         batch_size: int = 64,
         progress: bool | Progress = False,
     ) -> Tensor:
-        """Zero-shot classification: scores of images against labels, ``(n_images, n_labels)``.
+        """Zero-shot classification: scores of images against labels, `(n_images, n_labels)`.
 
-        A label's embedding is the normalised mean of the embeddings of its sentences, one for each template,
-        ``{}`` standing for the label (Radford et al. 2021, CLIP). Images and outputs as for ``score``.
-        Raises ValueError for no label, the same label twice, or a template without ``{}``.
+        A label's embedding is the normalised mean of the embeddings of its sentences, one for each template, `{}`
+        standing for the label (Radford et al. 2021, CLIP). Images and outputs as for `score`.
+
+        Raises:
+            ValueError: no label, the same label twice, or a template without `{}`.
         """
         check_batch_size("classify", batch_size)
         prompts = label_prompts(self.encoder, labels, templates, batch_size=batch_size)
@@ -291,28 +294,6 @@ class Engine:
             )
         return features.to(self.encoder.device)
 
-    def _blocks(
-        self,
-        sources: ImageFeatures | list[ImageSource],
-        scorer: Scorer,
-        batch_size: int,
-        progress: bool | Progress,
-    ) -> Iterator[tuple[int, ImageFeatures]]:
-        """Features of the images, a block at a time, with the row each block begins at."""
-        with reporting(progress, "images") as report:
-            if isinstance(sources, ImageFeatures):
-                for start in range(0, len(sources), FEATURE_ROWS):
-                    yield start, sources[start : start + FEATURE_ROWS]
-                    if report is not None:
-                        report(min(start + FEATURE_ROWS, len(sources)), len(sources))
-                return
-            needs, names = self._needs(scorer), names_of(sources)
-            for rows, block, _ in encoded_batches(self.encoder, sources, names, needs, batch_size=batch_size):
-                assert block is not None  # what cannot be read has stopped it
-                yield rows.start, block
-                if report is not None:
-                    report(rows.stop, len(sources))
-
 
 def load(
     name: str = "scenes",
@@ -324,14 +305,15 @@ def load(
 ) -> Engine:
     """An engine over a frozen encoder.
 
-    Arguments
-    ---------
-    name: ``"scenes"`` (embedded), ``"open_clip:<arch>/<tag or path>"``, … (see `peaksim models`).
-    device: ``"auto"`` takes an accelerator where there is one.
-    dtype: of the weights; ``"auto"`` is float32 on the CPU.
-    segmenter, backend: as for ``Engine``.
+    Args:
+        name: `"scenes"` (embedded), `"open_clip:<arch>/<tag or path>"`, … (see `peaksim models`).
+        device: `"auto"` takes an accelerator where there is one.
+        dtype: of the weights; `"auto"` is float32 on the CPU.
+        segmenter, backend: as for `Engine`.
 
-    Raises ValueError for an unknown name or option, FileNotFoundError for weights that are not there.
+    Raises:
+        ValueError: an unknown name or option.
+        FileNotFoundError: weights that are not there.
     """
     _check_options(segmenter, backend)
     return Engine(load_encoder(name, device=device, dtype=dtype), segmenter=segmenter, backend=backend)
@@ -357,7 +339,7 @@ def score(
 ) -> Tensor:
     """Scores of images against texts by the engine of that name, which stays loaded for the next call.
 
-    Arguments and errors as for ``load`` and ``Engine.score``; the two engines used last are kept.
+    Arguments and errors as for `load` and `Engine.score`; the two engines used last are kept.
     """
     return _loaded(model).score(images, texts, scorer=scorer, pairs=pairs, output=output, progress=progress)
 

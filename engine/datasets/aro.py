@@ -1,9 +1,9 @@
 """ARO (Yuksekgonul et al., arXiv 2210.01936): relations, attributes, word order.
 
-On disk: ``visual_genome_relation.json`` and ``visual_genome_attribution.json``, lists of objects with
-``image_path``, ``bbox_x, bbox_y, bbox_w, bbox_h`` (the picture is cut to this box before it is scored),
-``true_caption``, ``false_caption`` and ``relation_name`` or ``attributes``; and for the order tasks
-``coco_karpathy_test.json`` or ``flickr30k_test.json``, lists of ``{image, caption: [five texts]}``.
+On disk: `visual_genome_relation.json` and `visual_genome_attribution.json`, lists of objects with
+`image_path`, `bbox_x, bbox_y, bbox_w, bbox_h` (the picture is cut to this box before it is scored),
+`true_caption`, `false_caption` and `relation_name` or `attributes`; and for the order tasks
+`coco_karpathy_test.json` or `flickr30k_test.json`, lists of `{image, caption: [five texts]}`.
 """
 
 from __future__ import annotations
@@ -72,20 +72,23 @@ MEANINGS = {"identical options": "a wrong option is the same text as the right o
 
 
 def read_vg_relation(annotations: FilePath, images: FilePath | None = None, *, on_missing: str = "error") -> Dataset:
-    """ARO's relation task (VG-R) from ``visual_genome_relation.json``.
+    """ARO's relation task (VG-R) from `visual_genome_relation.json`.
 
-    Arguments: ``annotations``, the file; ``images``, the folder of Visual Genome pictures, None reads the
-    texts alone; ``on_missing``, ``"error"`` or ``"skip"``. Returns choice items ``"<row>"`` with texts
-    (false, true), right index 1, type = the relation, each image with its box. Raises FileNotFoundError for
-    missing images, ValueError for another format or an ``image_id`` that is not the image's.
+    Arguments: `annotations`, the file; `images`, the folder of Visual Genome pictures, None reads the texts alone;
+    `on_missing`, `"error"` or `"skip"`. Returns choice items `"<row>"` with texts (false, true), right index 1, type =
+    the relation, each image with its box.
+
+    Raises:
+        FileNotFoundError: missing images.
+        ValueError: another format or an `image_id` that is not the image's.
     """
     return _read_boxed(annotations, images, on_missing, "relation", _relation_of)
 
 
 def read_vg_attribution(annotations: FilePath, images: FilePath | None = None, *, on_missing: str = "error") -> Dataset:
-    """ARO's attribute task (VG-A) from ``visual_genome_attribution.json``; as ``read_vg_relation``.
+    """ARO's attribute task (VG-A) from `visual_genome_attribution.json`; as `read_vg_relation`.
 
-    The type is the pair of attributes, ``"black_white"``.
+    The type is the pair of attributes, `"black_white"`.
     """
     return _read_boxed(annotations, images, on_missing, "attribution", _attributes_of)
 
@@ -99,22 +102,25 @@ def read_order(
     seed: int = 0,
     on_missing: str = "error",
 ) -> Dataset:
-    """ARO's order tasks from ``coco_karpathy_test.json`` or ``flickr30k_test.json``.
+    """ARO's order tasks from `coco_karpathy_test.json` or `flickr30k_test.json`.
 
-    Arguments
-    ---------
-    annotations: the file; one item for each caption.
-    images: the folder the file's image names start from; None reads the texts alone.
-    name: ``"coco_order"`` or ``"flickr30k_order"``.
-    tagger: splits a caption into (word, "noun" | "adjective" | ""); None uses a list of function words. With
-        spaCy: ``lambda text: [(t.text, {"NOUN": "noun", "PROPN": "noun", "ADJ": "adjective"}.get(t.pos_, ""))
-        for t in nlp(text)]``.
-    seed: of the orders; part of the edition.
-    on_missing: ``"error"`` or ``"skip"``.
+    Args:
+        annotations: the file; one item for each caption.
+        images: the folder the file's image names start from; None reads the texts alone.
+        name: `"coco_order"` or `"flickr30k_order"`.
+        tagger: splits a caption into (word, "noun" | "adjective" | ""); None uses a list of function words. With
+            spaCy: `lambda text: [(t.text, {"NOUN": "noun", "PROPN": "noun", "ADJ": "adjective"}.get(t.pos_, ""))
+            for t in nlp(text)]`.
+        seed: of the orders; part of the edition.
+        on_missing: `"error"` or `"skip"`.
 
-    Returns choice items ``"<row>/<caption>"`` with texts (true, four other orders), right index 0, all
-    prepared by ``prepare_caption``. Raises FileNotFoundError for missing images, ValueError for another
-    format.
+    Returns:
+        choice items `"<row>/<caption>"` with texts (true, four other orders), right index 0, all prepared by
+        `prepare_caption`.
+
+    Raises:
+        FileNotFoundError: missing images.
+        ValueError: another format.
     """
     if name not in ("coco_order", "flickr30k_order"):
         raise ValueError(f"read_order: name must be 'coco_order' or 'flickr30k_order', got {name!r}")

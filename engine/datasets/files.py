@@ -42,7 +42,8 @@ def read_json_lines(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]]:
 def read_csv(path: FilePath, columns: Sequence[str], *, delimiter: str = ",") -> list[dict[str, str]]:
     """Rows of a CSV file with a header, by column name; the columns' order is free, further ones are kept.
 
-    Raises ValueError when a wanted column is absent or a row has another number of cells than the header.
+    Raises:
+        ValueError: a wanted column is absent or a row has another number of cells than the header.
     """
     with open(path, encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, delimiter=delimiter, strict=True)
@@ -81,9 +82,10 @@ def parse_text_list(cell: str, *, where: str) -> list[str]:
 
 
 def text_field(row: dict[str, Any], name: str, *, where: str, empty: bool = False) -> str:
-    """The string in field ``name``, with every blank it has; ``empty=True`` also allows one of blanks only.
+    """The string in field `name`, with every blank it has; `empty=True` also allows one of blanks only.
 
-    Raises ValueError when it is absent, of another type or empty.
+    Raises:
+        ValueError: it is absent, of another type or empty.
     """
     value = row.get(name)
     if not isinstance(value, str) or (not empty and not value.strip()):
@@ -92,7 +94,7 @@ def text_field(row: dict[str, Any], name: str, *, where: str, empty: bool = Fals
 
 
 def int_field(row: dict[str, Any], name: str, *, where: str) -> int:
-    """The integer in field ``name``, written as a number or as text. Raises ValueError otherwise."""
+    """The integer in field `name`, written as a number or as text. Raises ValueError otherwise."""
     value = row.get(name)
     if isinstance(value, int) and not isinstance(value, bool):
         return value
@@ -105,12 +107,12 @@ class ImageFolder:
     """Finds the files that an annotation file names, below one folder of the user's.
 
     A name is taken literally: no URL decoding, no case folding. Annotation files often carry the path of
-    somebody else's machine (``data/coco/images/val2017/x.jpg``): the longest tail of the name that exists
+    somebody else's machine (`data/coco/images/val2017/x.jpg`): the longest tail of the name that exists
     below the folder is the file. Two different names that would end at one file are refused, for then one of
     them shows the wrong picture.
 
-    Arguments: ``folder``, or None to read the annotations alone (every path stays None, nothing is missing);
-    ``who`` reads, for messages.
+    Arguments: `folder`, or None to read the annotations alone (every path stays None, nothing is missing);
+    `who` reads, for messages.
     """
 
     def __init__(self, folder: FilePath | None, who: str) -> None:
@@ -122,7 +124,7 @@ class ImageFolder:
             raise FileNotFoundError(f"{who}: the image folder {self.folder} must be a folder, it is none")
 
     def find(self, name: str) -> Path | None:
-        """The file, or None when it is missing (``missing`` then lists it) or there is no folder."""
+        """The file, or None when it is missing (`missing` then lists it) or there is no folder."""
         if self.folder is None:
             return None
         if name not in self._found:
@@ -145,7 +147,7 @@ class ImageFolder:
         return tuple(name for name, path in self._found.items() if path is None)
 
     def check(self, on_missing: str) -> tuple[str, ...]:
-        """The missing names. Raises FileNotFoundError if there are any and ``on_missing`` is ``"error"``."""
+        """The missing names. Raises FileNotFoundError if there are any and `on_missing` is `"error"`."""
         if on_missing not in ("error", "skip"):
             raise ValueError(f"{self.who}: on_missing must be 'error' or 'skip', got {on_missing!r}")
         gone = self.missing

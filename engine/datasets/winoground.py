@@ -1,8 +1,8 @@
 """Winoground (Thrush et al., arXiv 2204.03162): two images, two captions of the same words.
 
-Gated: bring your own copy. On disk, as the hub gives it: ``examples.jsonl`` (id, image_0, image_1, caption_0,
-caption_1, tag, secondary_tag, num_main_preds, collapsed_tag; 400 lines) and ``images.zip``, unpacked, with
-``ex_<id>_img_<0|1>.png``. Optionally ``new_tag_assignments.json`` of Diwan et al. (arXiv 2211.00768): an
+Gated: bring your own copy. On disk, as the hub gives it: `examples.jsonl` (id, image_0, image_1, caption_0,
+caption_1, tag, secondary_tag, num_main_preds, collapsed_tag; 400 lines) and `images.zip`, unpacked, with
+`ex_<id>_img_<0|1>.png`. Optionally `new_tag_assignments.json` of Diwan et al. (arXiv 2211.00768): an
 object of id → list of tags, often empty.
 """
 
@@ -27,22 +27,20 @@ def read_winoground(
     tags: FilePath | None = None,
     on_missing: str = "error",
 ) -> Dataset:
-    """Winoground from a folder with ``examples.jsonl`` (itself or in ``data/``).
+    """Winoground from a folder with `examples.jsonl` (itself or in `data/`).
 
-    Arguments
-    ---------
-    folder: holds the annotation file.
-    images: the unpacked images; None reads the texts alone.
-    tags: ``new_tag_assignments.json``; its tags become slices, ``"NoTag"`` where there are none.
-    on_missing: ``"error"`` or ``"skip"``.
+    Args:
+        folder: holds the annotation file.
+        images: the unpacked images; None reads the texts alone.
+        tags: `new_tag_assignments.json`; its tags become slices, `"NoTag"` where there are none.
+        on_missing: `"error"` or `"skip"`.
 
-    Returns group items ``"<id>"``: text i belongs to image i; type is the collapsed tag, subtype
-    ``"<n> predicates"``.
+    Returns:
+        group items `"<id>"`: text i belongs to image i; type is the collapsed tag, subtype `"<n> predicates"`.
 
-    Raises
-    ------
-    FileNotFoundError: no annotation file, or images missing.
-    ValueError: another format, or an image field that belongs to another id.
+    Raises:
+        FileNotFoundError: no annotation file, or images missing.
+        ValueError: another format, or an image field that belongs to another id.
     """
     base = Path(folder)
     path = next((p for p in (base / "examples.jsonl", base / "data" / "examples.jsonl") if p.is_file()), None)

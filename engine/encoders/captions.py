@@ -27,11 +27,10 @@ NAMED_ROWS = 5
 class CaptionSegments:
     """The segments of several captions.
 
-    Attributes
-    ----------
-    texts: words of each caption's segments.
-    negated: for each segment, whether it stands under a negation.
-    segmenter: what split the captions; empty when the user gave the segments.
+    Attributes:
+        texts: words of each caption's segments.
+        negated: for each segment, whether it stands under a negation.
+        segmenter: what split the captions; empty when the user gave the segments.
     """
 
     texts: tuple[tuple[str, ...], ...]
@@ -40,7 +39,7 @@ class CaptionSegments:
 
     @staticmethod
     def of(parts: Sequence[Sequence[str | Segment]], segmenter: str = "") -> CaptionSegments:
-        """The segments of each caption, as ``Segment`` objects or as words, which are not negated."""
+        """The segments of each caption, as `Segment` objects or as words, which are not negated."""
         texts, negated = [], []
         for row, segments in enumerate(parts):
             if isinstance(segments, str):
@@ -60,7 +59,7 @@ class CaptionSegments:
 
 
 def _words(row: int, place: int, part: object) -> str:
-    """The words of one segment of text ``row``."""
+    """The words of one segment of text `row`."""
     words = part.text if isinstance(part, Segment) else part
     if not isinstance(words, str):
         raise TypeError(
@@ -79,12 +78,12 @@ def encode_captions(
     batch_size: int = 64,
     progress: Progress | None = None,
 ) -> TextFeatures:
-    """Features of captions, in order, with what ``needs`` asks for.
+    """Features of captions, in order, with what `needs` asks for.
 
-    Each distinct caption and each distinct segment (put into ``needs.segment_template``) is encoded once.
+    Each distinct caption and each distinct segment (put into `needs.segment_template`) is encoded once.
     A caption that was cut is named in a UserWarning, and so are captions that became equal by the cut.
 
-    Raises what ``Encoder.encode_texts`` raises, and ValueError when segments are needed and not given, or
+    Raises what `Encoder.encode_texts` raises, and ValueError when segments are needed and not given, or
     not given for every caption.
     """
     if needs.segments and segments is None:
@@ -123,8 +122,10 @@ def label_prompts(
 ) -> TextFeatures:
     """One row for each label: the normalised mean of the embeddings of its sentences, one for each template.
 
-    ``{}`` in a template stands for the label (prompt ensembling after Radford et al. 2021, CLIP).
-    Raises ValueError for no label, the same label twice, or a template without ``{}``.
+    `{}` in a template stands for the label (prompt ensembling after Radford et al. 2021, CLIP).
+
+    Raises:
+        ValueError: no label, the same label twice, or a template without `{}`.
     """
     names = [labels] if isinstance(labels, str) else list(labels)
     for kind, given in (("label", names), ("template", templates)):

@@ -16,7 +16,7 @@ def check_batch_size(who: str, batch_size: int) -> None:
 
 
 def check_regions(who: str, regions: Sequence[object] | None, count: int) -> None:
-    """Raise ValueError unless each of ``count`` images has rectangles, integers ``(R, 4)`` with R >= 1, or all None."""
+    """Raise ValueError unless each of `count` images has rectangles, integers `(R, 4)` with R >= 1, or all None."""
     if regions is None:
         return
     if len(regions) != count:
@@ -51,7 +51,7 @@ def check_text(who: str, what: str, text: object) -> None:
 
 
 def as_texts(who: str, texts: str | Sequence[str]) -> list[str]:
-    """One text or many as a list, each checked by ``check_text``."""
+    """One text or many as a list, each checked by `check_text`."""
     if isinstance(texts, bytes) or not hasattr(texts, "__iter__"):
         raise TypeError(f"{who}: texts must be a string or a list of strings, got {type(texts).__name__}")
     found = [texts] if isinstance(texts, str) else list(texts)

@@ -1,6 +1,6 @@
 """Frozen encoders from open_clip: CLIP (GELU and QuickGELU), SigLIP, SigLIP 2, PE-Core; others global only.
 
-Patch taps are those of ``engine.encoders.towers.TAPS``. A CLIP ViT projects a patch as it projects its class
+Patch taps are those of `engine.encoders.towers.TAPS`. A CLIP ViT projects a patch as it projects its class
 token; SigLIP and PE pool by attention, and a patch vector is the pool's output when that patch is all it
 sees.
 """
@@ -36,7 +36,7 @@ _POLICIES: dict[str, ResizePolicy] = {"shortest": "crop", "squash": "squash", "l
 
 
 class OpenClipEncoder(DualEncoder):
-    """A model of open_clip with its pixel and text rules; made by ``load_open_clip``."""
+    """A model of open_clip with its pixel and text rules; made by `load_open_clip`."""
 
     def __init__(
         self,
@@ -73,10 +73,12 @@ class OpenClipEncoder(DualEncoder):
         return self._tokenizer(texts)
 
     def save(self, folder: str | PathLike[str]) -> None:
-        """Write weights, configuration and tokenizer as one folder; ``open_clip:<folder>`` loads it back.
+        """Write weights, configuration and tokenizer as one folder; `open_clip:<folder>` loads it back.
 
-        The folder states the fingerprint, and loading refuses files that were changed. Raises ValueError for an
-        encoder of half precision, which no longer has the exact weights.
+        The folder states the fingerprint, and loading refuses files that were changed.
+
+        Raises:
+            ValueError: an encoder of half precision, which no longer has the exact weights.
         """
         self._check_savable()
         target = Path(folder)
@@ -143,20 +145,21 @@ def load_open_clip(
 ) -> OpenClipEncoder:
     """Load a frozen encoder of open_clip.
 
-    Arguments
-    ---------
-    reference: ``<arch>/<tag>``, ``<arch>/<checkpoint path>``, ``hf-hub:<owner>/<name>`` or a folder with
-        ``open_clip_config.json``. A local path never touches the network.
-    device, dtype: see ``engine.encoders.placement.place``.
-    resize: ``"model"`` (the checkpoint's policy), ``"source"`` (open_clip's own transform), ``"crop"``,
-        ``"squash"`` or ``"pad"``; None is ``"model"``, or what a folder was saved with.
-    activation: ``"gelu"`` or ``"quick_gelu"`` of a checkpoint whose architecture has both.
-    preprocess: a tag whose preprocessing a bare checkpoint shares, or ``"clip"``, ``"siglip"``, ``"pe"``.
-    tokenizer: folder of the tokenizer, for models whose tokenizer lies on the hub.
+    Args:
+        reference: `<arch>/<tag>`, `<arch>/<checkpoint path>`, `hf-hub:<owner>/<name>` or a folder with
+            `open_clip_config.json`. A local path never touches the network.
+        device, dtype: see `engine.encoders.placement.place`.
+        resize: `"model"` (the checkpoint's policy), `"source"` (open_clip's own transform), `"crop"`,
+            `"squash"` or `"pad"`; None is `"model"`, or what a folder was saved with.
+        activation: `"gelu"` or `"quick_gelu"` of a checkpoint whose architecture has both.
+        preprocess: a tag whose preprocessing a bare checkpoint shares, or `"clip"`, `"siglip"`, `"pe"`.
+        tokenizer: folder of the tokenizer, for models whose tokenizer lies on the hub.
 
-    Raises ValueError for an unknown architecture or tag, an activation or preprocessing that is left open or
-    contradictory, weights that do not fit or were changed since they were saved; FileNotFoundError naming
-    what is missing; OSError when the network is needed and cannot be reached.
+    Raises:
+        ValueError: an unknown architecture or tag, an activation or preprocessing that is left open or contradictory,
+            weights that do not fit or were changed since they were saved.
+        FileNotFoundError: naming what is missing.
+        OSError: the network is needed and cannot be reached.
     """
     placement = place(device, dtype)
     source = find_source(reference, activation=activation, preprocess=preprocess)

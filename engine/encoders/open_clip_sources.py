@@ -36,13 +36,12 @@ PREPROCESSING: dict[str, dict[str, Any]] = {
 class Source:
     """Everything that makes an open_clip model, before it is built.
 
-    Attributes
-    ----------
-    architecture: open_clip's name, or the folder or hub name that holds the configuration.
-    config: open_clip's model configuration, its ``quick_gelu`` settled.
-    preprocess: mean, std, interpolation, resize_mode and fill_color.
-    checkpoint: the weights.
-    folder: where a local checkpoint lies, None for what came from the hub.
+    Attributes:
+        architecture: open_clip's name, or the folder or hub name that holds the configuration.
+        config: open_clip's model configuration, its `quick_gelu` settled.
+        preprocess: mean, std, interpolation, resize_mode and fill_color.
+        checkpoint: the weights.
+        folder: where a local checkpoint lies, None for what came from the hub.
     """
 
     architecture: str
@@ -53,17 +52,17 @@ class Source:
 
 
 def find_source(reference: str, *, activation: str | None = None, preprocess: str | None = None) -> Source:
-    """Find what ``reference`` (the part after ``open_clip:``) means.
+    """Find what `reference` (the part after `open_clip:`) means.
 
-    Arguments
-    ---------
-    reference: ``<arch>/<tag>``, ``<arch>/<path>``, ``hf-hub:<owner>/<name>``, or a local folder with
-        ``open_clip_config.json`` and weights.
-    activation: ``"gelu"`` or ``"quick_gelu"``, where a path leaves it open.
-    preprocess: a tag of the architecture or ``"clip"``, ``"siglip"``, ``"pe"``, where a path leaves it open.
+    Args:
+        reference: `<arch>/<tag>`, `<arch>/<path>`, `hf-hub:<owner>/<name>`, or a local folder with
+            `open_clip_config.json` and weights.
+        activation: `"gelu"` or `"quick_gelu"`, where a path leaves it open.
+        preprocess: a tag of the architecture or `"clip"`, `"siglip"`, `"pe"`, where a path leaves it open.
 
-    Raises ValueError for an unknown architecture or tag, or what is left open or contradictory;
-    FileNotFoundError for a missing local file.
+    Raises:
+        ValueError: an unknown architecture or tag, or what is left open or contradictory.
+        FileNotFoundError: a missing local file.
     """
     import open_clip
 
@@ -216,9 +215,9 @@ def _refuse_other_activation(who: str, stated: str | None, quick_gelu: bool) -> 
 
 
 def _download(who: str, repository: str, name: str, fetch: Callable[[], str], reason: str | None) -> Path:
-    """The file as ``fetch`` gives it, or as it was fetched before where the hub is out of reach for a ``reason``.
+    """The file as `fetch` gives it, or as it was fetched before where the hub is out of reach for a `reason`.
 
-    An empty ``name`` is the weights under any of the names that open_clip gives them.
+    An empty `name` is the weights under any of the names that open_clip gives them.
     """
     instead = "'open_clip:<arch>/<path>' or 'open_clip:<folder>'"
     if reason is not None:

@@ -44,7 +44,7 @@ class ClipTokenizer:
         self._end = end
 
     def __call__(self, texts: Sequence[str]) -> Tokens:
-        """Tokens ``(B, context_length)``; a caption that is too long keeps its end token and is flagged."""
+        """Tokens `(B, context_length)`; a caption that is too long keeps its end token and is flagged."""
         start, end = self.source.sot_token_id, self.source.eot_token_id
         rows = [[start, *self.source.encode(text), end] for text in texts]
         return build_tokens(
@@ -74,7 +74,7 @@ class SuffixedTokenizer:
         self.rules = "then the tower's own class token"
 
     def __call__(self, texts: Sequence[str]) -> Tokens:
-        """Tokens ``(B, context_length + 1)``; the last id is a placeholder that the tower never sees."""
+        """Tokens `(B, context_length + 1)`; the last id is a placeholder that the tower never sees."""
         tokens = self.inner(texts)
         extra = torch.zeros(len(texts), 1, dtype=torch.int64)
         return Tokens(
@@ -97,16 +97,16 @@ def build_tokenizer(
 ) -> tuple[ClipTokenizer | HubTokenizer | SuffixedTokenizer, str]:
     """The tokenizer of a model and its rules in one sentence.
 
-    Arguments
-    ---------
-    who: the model's name, for errors.
-    model: the open_clip model.
-    text_cfg: its text configuration.
-    folder: where a local checkpoint lies; then nothing is fetched. None for tags and hub names.
-    chosen: tokenizer folder given by the user.
+    Args:
+        who: the model's name, for errors.
+        model: the open_clip model.
+        text_cfg: its text configuration.
+        folder: where a local checkpoint lies; then nothing is fetched. None for tags and hub names.
+        chosen: tokenizer folder given by the user.
 
-    Raises FileNotFoundError naming the missing files, ValueError for a tokenizer option this engine does not
-    know.
+    Raises:
+        FileNotFoundError: naming the missing files.
+        ValueError: a tokenizer option this engine does not know.
     """
     text = getattr(model, "text", model)
     # Hugging Face text towers pool on their own (first position or a mean) and have no end of this kind.

@@ -23,7 +23,7 @@ def check_output(who: str, spec: EncoderSpec, output: str, *, pairs: bool) -> No
 
 
 def as_output(spec: EncoderSpec, similarity: Tensor, output: Output) -> Tensor:
-    """``similarity (n_images, n_texts)`` or ``(n,)`` as it is, as ``scale * similarity + bias``, or as probabilities.
+    """`similarity (n_images, n_texts)` or `(n,)` as it is, as `scale * similarity + bias`, or as probabilities.
 
     The latter are a softmax over the texts of each image, or the sigmoid of each logit, as the checkpoint was trained.
     """

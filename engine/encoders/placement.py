@@ -10,16 +10,16 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 
 
 def place(device: torch.device | str, dtype: torch.dtype | str) -> tuple[torch.device, torch.dtype]:
-    """The device and dtype meant by ``"auto"`` or by name.
+    """The device and dtype meant by `"auto"` or by name.
 
-    Arguments
-    ---------
-    device: ``"auto"`` (CUDA where there is one, else the CPU), ``"cpu"``, ``"cuda"``, ``"cuda:1"``, … or such a
-        ``torch.device``; other kinds of device where this torch has them.
-    dtype: ``"auto"`` (float16 on CUDA, else float32), ``"float32"``, ``"float16"``, ``"bfloat16"`` or such a
-        ``torch.dtype``. Embeddings come out as float32 in every case.
+    Args:
+        device: `"auto"` (CUDA where there is one, else the CPU), `"cpu"`, `"cuda"`, `"cuda:1"`, … or such a
+            `torch.device`; other kinds of device where this torch has them.
+        dtype: `"auto"` (float16 on CUDA, else float32), `"float32"`, `"float16"`, `"bfloat16"` or such a
+            `torch.dtype`. Embeddings come out as float32 in every case.
 
-    Raises ValueError for another dtype, and for a device that torch does not know or that is not there.
+    Raises:
+        ValueError: another dtype, and for a device that torch does not know or that is not there.
 
     >>> place("cpu", "auto")
     (device(type='cpu'), torch.float32)

@@ -1,4 +1,4 @@
-"""Encoders by name, and the table of families that ``peaksim models`` shows."""
+"""Encoders by name, and the table of families that `peaksim models` shows."""
 
 from __future__ import annotations
 
@@ -25,15 +25,14 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
 class Family:
     """One family of encoders.
 
-    Attributes
-    ----------
-    family: as in ``EncoderSpec.family``.
-    example: a name that ``load_encoder`` takes.
-    architectures: what is read, in words.
-    taps: patch taps, and whether each lies in the text's space; empty for global embeddings only.
-    text_rules: case, padding and end token in one sentence.
-    context_length: text positions, start and end included.
-    probability: ``"softmax"`` over the texts of an image, or ``"sigmoid"`` for each pair.
+    Attributes:
+        family: as in `EncoderSpec.family`.
+        example: a name that `load_encoder` takes.
+        architectures: what is read, in words.
+        taps: patch taps, and whether each lies in the text's space; empty for global embeddings only.
+        text_rules: case, padding and end token in one sentence.
+        context_length: text positions, start and end included.
+        probability: `"softmax"` over the texts of an image, or `"sigmoid"` for each pair.
     """
 
     family: str
@@ -99,19 +98,20 @@ def load_encoder(
 ) -> Encoder:
     """Load an encoder by name.
 
-    Arguments
-    ---------
-    name: ``"scenes"`` or ``"scenes:<folder>"``; ``"open_clip:<arch>/<tag or checkpoint path>"``,
-        ``"open_clip:hf-hub:<owner>/<name>"``, ``"open_clip:<folder>"``; ``"hf:<hub name or folder>"``. The
-        options below may be appended: ``"open_clip:ViT-B-32/model.pt?activation=quick_gelu"``.
-    device, dtype: see ``engine.encoders.placement.place``.
-    resize: ``"model"`` (default), ``"source"`` (the source library's own code), ``"crop"``, ``"squash"``,
-        ``"pad"``.
-    activation, preprocess: what a bare open_clip checkpoint leaves open; see ``load_open_clip``.
-    tokenizer: folder of the tokenizer, where the model's own place has none.
+    Args:
+        name: `"scenes"` or `"scenes:<folder>"`; `"open_clip:<arch>/<tag or checkpoint path>"`,
+            `"open_clip:hf-hub:<owner>/<name>"`, `"open_clip:<folder>"`; `"hf:<hub name or folder>"`. The
+            options below may be appended: `"open_clip:ViT-B-32/model.pt?activation=quick_gelu"`.
+        device, dtype: see `engine.encoders.placement.place`.
+        resize: `"model"` (default), `"source"` (the source library's own code), `"crop"`, `"squash"`,
+            `"pad"`.
+        activation, preprocess: what a bare open_clip checkpoint leaves open; see `load_open_clip`.
+        tokenizer: folder of the tokenizer, where the model's own place has none.
 
-    Raises TypeError for a name that is no string, ValueError for an unknown name or option, or an option that the
-    family has no use for; and what the family's loader raises.
+    Raises:
+        TypeError: a name that is no string.
+        ValueError: an unknown name or option, or an option that the family has no use for; and what the family's loader
+            raises.
     """
     if not isinstance(name, str):
         raise TypeError(f"load: name must be a string, got {type(name).__name__}")

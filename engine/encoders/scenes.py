@@ -1,4 +1,4 @@
-"""The embedded ``scenes`` encoder: trained by this package on rendered scenes, shipped with it."""
+"""The embedded `scenes` encoder: trained by this package on rendered scenes, shipped with it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class WordTokenizer:
         return [word for word in self.split(text) if word not in self._ids]
 
     def __call__(self, texts: Sequence[str]) -> Tokens:
-        """Tokens of shape ``(B, context_length)``."""
+        """Tokens of shape `(B, context_length)`."""
         shape = (len(texts), self.context_length)
         ids = torch.zeros(shape, dtype=torch.int64)
         attention, words = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool)
@@ -82,7 +82,7 @@ class WordTokenizer:
 
 
 class ScenesEncoder(Encoder):
-    """``ScenesModel`` with its words and pixel rules."""
+    """`ScenesModel` with its words and pixel rules."""
 
     def __init__(self, model: ScenesModel, words: Sequence[str], *, name: str, device: torch.device) -> None:
         config = model.config
@@ -197,13 +197,13 @@ class ScenesEncoder(Encoder):
 
 
 def pixels_from_uint8(images: Tensor) -> Tensor:
-    """``(B, H, W, 3)`` uint8 to the model's normalised input ``(B, 3, H, W)``, float32."""
+    """`(B, H, W, 3)` uint8 to the model's normalised input `(B, 3, H, W)`, float32."""
     scaled = images.permute(0, 3, 1, 2).float() / 255
     return ((scaled - MEAN[0]) / STD[0]).contiguous()
 
 
 def save_scenes(folder: str | PathLike[str], model: ScenesModel, words: Sequence[str]) -> None:
-    """Write ``model.safetensors`` (float16) and ``model.json``, which ``load_scenes`` reads."""
+    """Write `model.safetensors` (float16) and `model.json`, which `load_scenes` reads."""
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     state = {name: tensor.detach().half().contiguous() for name, tensor in model.state_dict().items()}
@@ -215,9 +215,11 @@ def save_scenes(folder: str | PathLike[str], model: ScenesModel, words: Sequence
 
 
 def load_scenes(folder: str | PathLike[str] | None = None, *, device: torch.device | str = "cpu") -> ScenesEncoder:
-    """The embedded encoder, or one that ``peaksim train scenes`` wrote into ``folder``.
+    """The embedded encoder, or one that `peaksim train scenes` wrote into `folder`.
 
-    Raises FileNotFoundError naming the missing file, ValueError naming a file that is damaged or of another format.
+    Raises:
+        FileNotFoundError: naming the missing file.
+        ValueError: naming a file that is damaged or of another format.
     """
     if folder is not None:
         return _load_folder(Path(folder), f"scenes:{folder}", torch.device(device))
@@ -244,7 +246,7 @@ def _load_folder(folder: Path, name: str, device: torch.device) -> ScenesEncoder
 
 
 def _read_facts(name: str, path: Path) -> tuple[ScenesModelConfig, list[str]]:
-    """Sizes and words of ``model.json``. Raises ValueError, naming the file, for anything but a whole one."""
+    """Sizes and words of `model.json`. Raises ValueError, naming the file, for anything but a whole one."""
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""From token ids to ``Tokens``: which positions are words, where a caption ends, what a cut made equal."""
+"""From token ids to `Tokens`: which positions are words, where a caption ends, what a cut made equal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PROBES = ("A photo of two Red cats, not a DOG's!", "naïve café_42", "左 of  
 
 @dataclass(frozen=True)
 class Cut:
-    """Captions as rows of ids, cut to the context length, not yet padded; ``truncated``: which were cut."""
+    """Captions as rows of ids, cut to the context length, not yet padded; `truncated`: which were cut."""
 
     rows: list[list[int]]
     truncated: list[bool]
@@ -55,17 +55,16 @@ def build_tokens(
     end: Callable[[Tensor], Tensor],
     piece: Callable[[int], str],
 ) -> Tokens:
-    """``Tokens`` of cut rows, padded to the context length.
+    """`Tokens` of cut rows, padded to the context length.
 
-    Arguments
-    ---------
-    cut: ids of each caption.
-    texts: the captions.
-    context_length: positions T of the result.
-    pad: the padding id and the side it goes to, ``"right"`` or ``"left"``.
-    special_ids: ids that are no word wherever they stand (start, end, padding, separators).
-    end: from ids ``(B, T)`` to the position ``(B,)`` whose state becomes the global embedding.
-    piece: the text of one id.
+    Args:
+        cut: ids of each caption.
+        texts: the captions.
+        context_length: positions T of the result.
+        pad: the padding id and the side it goes to, `"right"` or `"left"`.
+        special_ids: ids that are no word wherever they stand (start, end, padding, separators).
+        end: from ids `(B, T)` to the position `(B,)` whose state becomes the global embedding.
+        piece: the text of one id.
     """
     pad_id, side = pad
     ids = torch.full((len(cut.rows), context_length), pad_id, dtype=torch.int64)
@@ -88,7 +87,7 @@ def build_tokens(
 
 
 def end_positions(ids: Tensor, pool: str, end_id: int) -> Tensor:
-    """Position ``(B,)`` that a text tower pools: ``first``, ``last``, ``argmax`` (of ids) or ``eos``."""
+    """Position `(B,)` that a text tower pools: `first`, `last`, `argmax` (of ids) or `eos`."""
     if pool == "first":
         return torch.zeros(len(ids), dtype=torch.int64)
     if pool == "last":

@@ -1,6 +1,6 @@
 """Frozen encoders from transformers: CLIP, SigLIP, SigLIP 2 (of fixed resolution and native aspect ratio).
 
-Patch taps are those of ``engine.encoders.towers.TAPS``. SigLIP and SigLIP 2 pool by attention: a patch
+Patch taps are those of `engine.encoders.towers.TAPS`. SigLIP and SigLIP 2 pool by attention: a patch
 vector is the pool's output when that patch is all it sees.
 """
 
@@ -34,7 +34,7 @@ _FILTERS: dict[int, Interpolation] = {2: "bilinear", 3: "bicubic"}
 
 
 class TransformersEncoder(DualEncoder):
-    """A CLIP-like model of transformers with its pixel and text rules; made by ``load_transformers``."""
+    """A CLIP-like model of transformers with its pixel and text rules; made by `load_transformers`."""
 
     def __init__(self, name: str, files: Files, *, resize: str, placement: tuple[torch.device, torch.dtype]) -> None:
         self.device, self._dtype = placement
@@ -66,7 +66,7 @@ class TransformersEncoder(DualEncoder):
         return self._kind == "siglip2"
 
     def preprocess(self, image: Image.Image) -> Tensor:
-        """Normalised input ``(3, image_size, image_size)``; at native aspect ``(1 + P, 3 * patch * patch)``.
+        """Normalised input `(3, image_size, image_size)`; at native aspect `(1 + P, 3 * patch * patch)`.
 
         The latter are the patches of one image, padded to the model's number, after a first row that starts
         with the rows and columns of the image's grid.
@@ -87,7 +87,7 @@ class TransformersEncoder(DualEncoder):
         return self._tokenizer(texts)
 
     def save(self, folder: str | PathLike[str]) -> None:
-        """Write model, tokenizer and image processor as one folder; ``hf:<folder>`` loads it back.
+        """Write model, tokenizer and image processor as one folder; `hf:<folder>` loads it back.
 
         The folder states the fingerprint, and loading refuses files that were changed.
         """
@@ -157,19 +157,20 @@ def load_transformers(
 ) -> TransformersEncoder:
     """Load a frozen CLIP, SigLIP or SigLIP 2 of transformers.
 
-    Arguments
-    ---------
-    reference: hub name (``openai/clip-vit-base-patch32``) or local folder, which never touches the network.
-    device, dtype: see ``engine.encoders.placement.place``.
-    resize: ``"model"`` (the processor's policy through ``engine.images``: Pillow's pixels, and torchvision's
-        rounding of a crop's offset, where transformers may cut one pixel further left and up), ``"source"``
-        (the image processor's own code), ``"crop"``, ``"squash"`` or ``"pad"``; None is ``"model"``, or what
-        a folder was saved with.
-    tokenizer: folder of the tokenizer, where the model's folder has none.
+    Args:
+        reference: hub name (`openai/clip-vit-base-patch32`) or local folder, which never touches the network.
+        device, dtype: see `engine.encoders.placement.place`.
+        resize: `"model"` (the processor's policy through `engine.images`: Pillow's pixels, and torchvision's
+            rounding of a crop's offset, where transformers may cut one pixel further left and up), `"source"`
+            (the image processor's own code), `"crop"`, `"squash"` or `"pad"`; None is `"model"`, or what
+            a folder was saved with.
+        tokenizer: folder of the tokenizer, where the model's folder has none.
 
-    Raises FileNotFoundError naming the missing file; ValueError for another kind of model, for weights that
-    do not fit or were changed since they were saved, for preprocessing that is no named policy; OSError when
-    the network is needed and cannot be reached.
+    Raises:
+        FileNotFoundError: naming the missing file.
+        ValueError: another kind of model, for weights that do not fit or were changed since they were saved, for
+            preprocessing that is no named policy.
+        OSError: the network is needed and cannot be reached.
     """
     name = f"hf:{reference}"
     placement = place(device, dtype)

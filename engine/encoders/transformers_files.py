@@ -37,8 +37,10 @@ class Files:
 def read_files(who: str, reference: str, *, tokenizer: Path | None) -> Files:
     """Read a model by hub name or from a local folder, which never touches the network.
 
-    Raises FileNotFoundError naming the missing file, ValueError for a model of another kind or with weights
-    missing, OSError when the network is needed and cannot be reached.
+    Raises:
+        FileNotFoundError: naming the missing file.
+        ValueError: a model of another kind or with weights missing.
+        OSError: the network is needed and cannot be reached.
     """
     folder = Path(reference).expanduser()
     local = folder.is_dir() or reference.startswith(("/", "./", "../", "~"))
@@ -57,9 +59,9 @@ def read_files(who: str, reference: str, *, tokenizer: Path | None) -> Files:
 
 
 def _read(who: str, place: Path | str, tokenizer: Any, *, local: bool) -> Files:
-    """The files of a folder (a ``Path``) or of the hub; ``local`` keeps to those that are on this machine.
+    """The files of a folder (a `Path`) or of the hub; `local` keeps to those that are on this machine.
 
-    ``tokenizer`` stands in for that of the place.
+    `tokenizer` stands in for that of the place.
     """
     source = str(place)
     import transformers

@@ -23,7 +23,7 @@ FORMAT_VERSION = 1
 
 
 def save(features: ImageFeatures | TextFeatures, path: str | PathLike[str]) -> None:
-    """Write one safetensors file; ``load`` reads it back."""
+    """Write one safetensors file; `load` reads it back."""
     tensors: dict[str, Tensor] = {}
     plain: dict[str, Any] = {"kind": type(features).__name__, "format_version": FORMAT_VERSION}
     for item in fields(features):
@@ -43,9 +43,11 @@ def save(features: ImageFeatures | TextFeatures, path: str | PathLike[str]) -> N
 
 
 def load(cls: type[Features], path: str | PathLike[str]) -> Features:
-    """Read what ``save`` wrote.
+    """Read what `save` wrote.
 
-    Raises FileNotFoundError for no file, ValueError when it holds something else or is damaged, all by name.
+    Raises:
+        FileNotFoundError: no file.
+        ValueError: it holds something else or is damaged, all by name.
     """
     who = f"{cls.__name__}.load"
     if os.path.isdir(path):

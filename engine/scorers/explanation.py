@@ -36,14 +36,13 @@ _TEXT_SIZE, _LINE, _MARGIN, _FRAME = 15, 22, 10, 5
 class Explanation:
     """The parts of one score.
 
-    Attributes
-    ----------
-    text: the caption.
-    scorer: name of the scorer.
-    total: the score, as ``Engine.score`` gives it.
-    matches: each counted part of the caption with the box it found; ``total`` is the sum of score × weight,
-        except under a soft maximum, which lies above it.
-    image: the upright picture, None when it was explained from features.
+    Attributes:
+        text: the caption.
+        scorer: name of the scorer.
+        total: the score, as `Engine.score` gives it.
+        matches: each counted part of the caption with the box it found; `total` is the sum of score × weight,
+            except under a soft maximum, which lies above it.
+        image: the upright picture, None when it was explained from features.
     """
 
     text: str
@@ -64,8 +63,10 @@ class Explanation:
     def draw(self, path: str | PathLike[str] | None = None) -> Image.Image:
         """The picture with a box for each match and a legend below; also saved when a path is given.
 
-        Small pictures are enlarged. The strongest ``MAX_ROWS`` matches are shown, in the order of the
-        caption. Raises ValueError when the explanation was made from features and holds no picture.
+        Small pictures are enlarged. The strongest `MAX_ROWS` matches are shown, in the order of the caption.
+
+        Raises:
+            ValueError: the explanation was made from features and holds no picture.
         """
         if self.image is None:
             raise ValueError("Explanation.draw: needs the picture, but it was explained from features; give the image")
@@ -144,7 +145,7 @@ def _legend(
 
 
 def _wrap(text: str, font: ImageFont.ImageFont | ImageFont.FreeTypeFont, width: int) -> list[str]:
-    """Lines of at most ``width`` pixels, broken at spaces; a longer word has a line of its own."""
+    """Lines of at most `width` pixels, broken at spaces; a longer word has a line of its own."""
     lines = [""]
     for word in text.split(" "):
         longer = f"{lines[-1]} {word}" if lines[-1] else word

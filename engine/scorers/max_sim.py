@@ -20,24 +20,24 @@ Reduction = Literal["mean", "sum"]
 
 @dataclass(frozen=True)
 class MaxSim(Scorer):
-    """``score(I, T) = Σ_u w_u · max_p ⟨t_u, v_p⟩`` over word pieces u and patches p, both in the shared
-    space.
+    """`score(I, T) = Σ_u w_u · max_p ⟨t_u, v_p⟩` over word pieces u and patches p, both in the shared space.
 
     Start, end and padding positions of the text carry no word and take no part. Late interaction after
     Khattab and Zaharia 2020 (ColBERT), the symmetric form after Yao et al. 2021 (FILIP).
 
-    Attributes
-    ----------
-    direction: ``"text_to_image"`` (every word piece finds its best patch), ``"image_to_text"`` (every patch
-        its best word piece) or ``"symmetric"`` (the mean of both).
-    reduction: ``"mean"`` over the kept tokens of the asking side, a cosine again; or their ``"sum"``, which
-        grows with the length of the caption (or the number of patches).
-    temperature: None for the maximum, τ > 0 for the soft one, ``τ·logsumexp(s/τ)``, which lies above it.
-    tap: the patch tap to read, None takes the encoder's first aligned one.
-    backend: of the op; None chooses by device, ``"reference"`` is the plain torch form.
+    Attributes:
+        direction: `"text_to_image"` (every word piece finds its best patch), `"image_to_text"` (every patch
+            its best word piece) or `"symmetric"` (the mean of both).
+        reduction: `"mean"` over the kept tokens of the asking side, a cosine again; or their `"sum"`, which
+            grows with the length of the caption (or the number of patches).
+        temperature: None for the maximum, τ > 0 for the soft one, `τ·logsumexp(s/τ)`, which lies above it.
+        tap: the patch tap to read, None takes the encoder's first aligned one.
+        backend: of the op; None chooses by device, `"reference"` is the plain torch form.
 
-    Raises ValueError for an option that is none of its choices, TypeError for one of another type. Its methods raise
-    ValueError for unaligned patches and for a text without a word.
+    Raises:
+        ValueError: an option that is none of its choices; from its methods unaligned patches, or a text without a
+            word.
+        TypeError: an option of another type.
     """
 
     name: ClassVar[str] = "max_sim"
@@ -61,14 +61,14 @@ class MaxSim(Scorer):
         return Needs(patches=True, aligned=True, tap=self.tap, tokens=True)
 
     def matrix(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
-        """Similarities ``(n_images, n_texts)``, float32."""
+        """Similarities `(n_images, n_texts)`, float32."""
         self.check(images, texts)
         scores = self._scores(images, texts, pairs=False)
         # The op asks with its rows: patches stand there already when the image asks.
         return scores if self.direction == "image_to_text" else scores.T
 
     def pairs(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
-        """Similarities ``(n,)`` of image i with text i, float32."""
+        """Similarities `(n,)` of image i with text i, float32."""
         self.check_pairs(images, texts)
         return self._scores(images, texts, pairs=True)
 
@@ -115,7 +115,7 @@ class MaxSim(Scorer):
         return texts.tokens, images.patches, texts.token_mask, images.patch_mask
 
     def _scores(self, images: ImageFeatures, texts: TextFeatures, *, pairs: bool) -> Tensor:
-        """Scores ``(n_asking, n_answering)``, or ``(n,)`` of pairs; the text asks in the symmetric form."""
+        """Scores `(n_asking, n_answering)`, or `(n,)` of pairs; the text asks in the symmetric form."""
         q, d, q_mask, d_mask = self._sides(images, texts)
         if self.direction == "image_to_text":
             q, d, q_mask, d_mask = d, q, d_mask, q_mask
@@ -139,7 +139,7 @@ class MaxSim(Scorer):
 
 
 def _mean_weights(tokens: Tensor, mask: Tensor | None) -> Tensor:
-    """Weights ``(N, L)`` that turn a sum over the kept tokens into their mean."""
+    """Weights `(N, L)` that turn a sum over the kept tokens into their mean."""
     kept = tokens.new_ones(tokens.shape[:2], dtype=torch.float32) if mask is None else mask.float()
     return kept / kept.sum(dim=1, keepdim=True)
 

@@ -22,33 +22,33 @@ ASSIGNMENT_BLOCK = 1 << 24
 
 @dataclass(frozen=True)
 class SGI(Scorer):
-    """``score(I, T) = 1/|S| · Σ_{s ∈ S(T)} max_{c ∈ C(I)} cos(f(c), g(s))`` over segments s and regions c.
+    """`score(I, T) = 1/|S| · Σ_{s ∈ S(T)} max_{c ∈ C(I)} cos(f(c), g(s))` over segments s and regions c.
 
     The maximum is taken for each segment on its own and the mean is uniform, after Miranda, Salaberria,
-    Agirre and Azkune 2026 (arXiv 2604.11496). The paper does not say how crops and segments are made, whether
-    the
+    Agirre and Azkune 2026 (arXiv 2604.11496). The paper does not say how crops and segments are made, whether the
     whole image and the whole caption are among them, nor what a negated segment does: those are options here.
 
-    Attributes
-    ----------
-    grid: name of the crop grid.
-    crops: ``"rescaled"`` (each crop fills the encoder's input), ``"native"`` (each keeps its scale on a
-        filled canvas, so that size words keep their meaning) or ``"windows"`` (one pass of the encoder for all
-        regions, each seen through a class token of its own; many times as fast, see ``RegionPlan``).
-    fill: colour of what a crop does not cover, see ``RegionPlan``.
-    full_image: the whole image is one of the regions.
-    full_caption: the whole caption is one more segment.
-    exclusive: no two segments may take the same region (linear assignment of the largest total; a segment
-        left without a region adds 0). One assignment a pair: slower.
-    negation: what a segment under a negation does. ``"ignore"``: it is left out, since finding it must not
-        raise the score; a caption with no other segment is then scored by the caption as a whole.
-        ``"subtract"``: it counts with a minus sign. ``"keep"``: it counts like any other, which is the
+    Attributes:
+        grid: name of the crop grid.
+        crops: `"rescaled"` (each crop fills the encoder's input), `"native"` (each keeps its scale on a
+            filled canvas, so that size words keep their meaning) or `"windows"` (one pass of the encoder for all
+            regions, each seen through a class token of its own; many times as fast, see `RegionPlan`).
+        fill: colour of what a crop does not cover, see `RegionPlan`.
+        full_image: the whole image is one of the regions.
+        full_caption: the whole caption is one more segment.
+        exclusive: no two segments may take the same region (linear assignment of the largest total; a segment
+            left without a region adds 0). One assignment a pair: slower.
+        negation: what a segment under a negation does. `"ignore"`: it is left out, since finding it must not
+            raise the score; a caption with no other segment is then scored by the caption as a whole.
+            `"subtract"`: it counts with a minus sign. `"keep"`: it counts like any other, which is the
             paper's formula as it stands.
-    template: the sentence a segment is put into before it is encoded, ``{}`` standing for the segment.
-    backend: of the max-sim op, without effect on exclusive assignment; None chooses by device.
+        template: the sentence a segment is put into before it is encoded, `{}` standing for the segment.
+        backend: of the max-sim op, without effect on exclusive assignment; None chooses by device.
 
-    Raises ValueError for an option that is none of its choices and a template without ``{}``, TypeError for one of
-    another type. Its methods raise ValueError for an image without a region.
+    Raises:
+        ValueError: an option that is none of its choices, or a template without `{}`; from its methods an image
+            without a region.
+        TypeError: an option of another type.
     """
 
     name: ClassVar[str] = "sgi"
@@ -95,7 +95,7 @@ class SGI(Scorer):
             raise ValueError(f"{self.name}: every image needs a region, got none in image {empty[0]}{name}")
 
     def matrix(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
-        """Similarities ``(n_images, n_texts)``, float32."""
+        """Similarities `(n_images, n_texts)`, float32."""
         self.check(images, texts)
         assert images.regions is not None
         segments, weights = self._segments(texts)
@@ -113,7 +113,7 @@ class SGI(Scorer):
         return found.T
 
     def pairs(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
-        """Similarities ``(n,)`` of image i with text i, float32."""
+        """Similarities `(n,)` of image i with text i, float32."""
         self.check_pairs(images, texts)
         assert images.regions is not None
         segments, weights = self._segments(texts)
@@ -155,7 +155,7 @@ class SGI(Scorer):
         return found
 
     def _segments(self, texts: TextFeatures) -> tuple[Tensor, Tensor]:
-        """Segments ``(B, S + 1, D)``, the whole caption last, and weights ``(B, S + 1)``; 0 = not counted."""
+        """Segments `(B, S + 1, D)`, the whole caption last, and weights `(B, S + 1)`; 0 = not counted."""
         assert texts.segments is not None
         real = texts.segment_mask
         if real is None:
@@ -220,7 +220,7 @@ def _has_assignment(similarity: Tensor, weights: Tensor, mask: Tensor | None) ->
 
 
 def _assigned(similarity: Tensor, weights: Tensor, mask: Tensor | None) -> float:
-    """Weighted score ``Σ_s w_s · sim(s, region of s)`` of one pair under exclusive assignment.
+    """Weighted score `Σ_s w_s · sim(s, region of s)` of one pair under exclusive assignment.
 
     NaN when a similarity that takes part is not finite, as the max-sim op has it.
     """

@@ -1,4 +1,4 @@
-"""Training of the embedded ``scenes`` model from scratch on rendered scenes.
+"""Training of the embedded `scenes` model from scratch on rendered scenes.
 
 A symmetric contrastive loss over in-batch pairs, as in CLIP (Radford et al. 2021): no hard negatives and no label
 says which attribute belongs to which object. An auxiliary loss on the class token asks only which attributes are
@@ -228,7 +228,8 @@ class Run:
     def resume(self, path: Path) -> None:
         """Go on from a checkpoint of the same settings.
 
-        Raises ValueError, naming the file, for other settings and for a file that is damaged.
+        Raises:
+            ValueError: naming the file, for other settings and for a file that is damaged.
         """
         try:
             state = torch.load(path, weights_only=True)
@@ -254,13 +255,14 @@ def train(
 ) -> Path:
     """Train, or go on with, one seed; the folder of the finished weights.
 
-    Writes ``checkpoint.pt``, ``log.jsonl`` (one line for each 20 steps and each evaluation), and at the end
-    ``model.safetensors`` and ``model.json``, which ``engine.load("scenes:<folder>")`` reads.
+    Writes `checkpoint.pt`, `log.jsonl` (one line for each 20 steps and each evaluation), and at the end
+    `model.safetensors` and `model.json`, which `engine.load("scenes:<folder>")` reads.
 
-    ``evaluate`` gets the model in float32 and returns named figures; ``report`` gets one line of progress.
+    `evaluate` gets the model in float32 and returns named figures; `report` gets one line of progress.
 
-    Raises ValueError for a checkpoint that is damaged or of other settings and for a vocabulary too small,
-    FloatingPointError for a gradient that is not finite.
+    Raises:
+        ValueError: a checkpoint that is damaged or of other settings and for a vocabulary too small.
+        FloatingPointError: a gradient that is not finite.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(config.threads or threads)
