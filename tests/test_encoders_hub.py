@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import transformers
 
 from engine.encoders import hub, open_clip_sources
 from engine.encoders.hub_tokenizer import read_hub_tokenizer
+from engine.encoders.open_clip_checkpoints import Checkpoint
 from engine.encoders.registry import load_encoder
 from tests.tiny_open_clip import write_folder
 
@@ -74,6 +76,25 @@ def test_what_was_fetched_before_is_used(dead_hub: str, tmp_path: Path, monkeypa
     with pytest.raises(OSError, match="weights of owner/name are not"):
         open_clip_sources._download("x", "owner/name", "model.bin", nothing_fetched, "no network")
     assert asked == [("owner/name", "model.safetensors"), ("owner/name", "model.bin")]
+
+
+@pytest.mark.parametrize("folder", [None, Path("/weights")])
+def test_the_settings_of_a_text_tower_are_those_fetched_before(
+    folder: Path | None, dead_hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config = {"text_cfg": {"hf_model_name": "owner/tower", "context_length": 9}}
+    source = open_clip_sources.Source("x", config, {}, Checkpoint(tmp_path, {}), folder)
+    reason = "could not be reached" if folder is None else "a local checkpoint never touches the network"
+    with pytest.raises(OSError, match=f"x: the settings of the text tower owner/tower are not .*{reason}"):
+        open_clip_sources.buildable("x", source)
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda name, file: str(tmp_path / file))
+    wanted = {"hf_model_name": str(tmp_path), "context_length": 9}
+    assert open_clip_sources.buildable("x", source) == {"text_cfg": wanted}
+    # A folder is taken as it is, and the source's own configuration, which the fingerprint covers, stays.
+    assert config["text_cfg"]["hf_model_name"] == "owner/tower"
+    here = replace(source, config={"text_cfg": wanted})
+    assert open_clip_sources.buildable("x", here) is here.config
 
 
 def test_a_tokenizer_of_the_hub_says_how_to_name_a_folder(dead_hub: str):

@@ -23,7 +23,7 @@ from engine.atomic_files import written_whole
 from engine.encoders.base import EncoderSpec, Tokens, fingerprint
 from engine.encoders.hub_tokenizer import HubTokenizer
 from engine.encoders.open_clip_checkpoints import load_weights
-from engine.encoders.open_clip_sources import CONFIG_FILE, WEIGHT_FILES, Source, find_source
+from engine.encoders.open_clip_sources import CONFIG_FILE, WEIGHT_FILES, Source, buildable, find_source
 from engine.encoders.open_clip_text import build_tokenizer
 from engine.encoders.open_clip_towers import image_tower, text_tower
 from engine.encoders.pixels import PixelRules
@@ -163,7 +163,7 @@ def load_open_clip(
     """
     placement = place(device, dtype)
     source = find_source(reference, activation=activation, preprocess=preprocess)
-    model = build_model(source.config)
+    model = build_model(buildable(f"open_clip:{reference}", source))
     load_weights(model, source.checkpoint, source.architecture)
     facts = source.checkpoint.facts if source.architecture == str(source.folder) else {}
     encoder = OpenClipEncoder(

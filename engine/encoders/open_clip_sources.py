@@ -237,6 +237,26 @@ def _download(who: str, repository: str, name: str, fetch: Callable[[], str], re
         ) from error
 
 
+def buildable(who: str, source: Source) -> dict[str, Any]:
+    """The configuration with the settings of a Hugging Face text tower on this machine, where it has one.
+
+    open_clip would ask the hub for them each time, also for a local checkpoint.
+
+    Raises:
+        OSError: they are not here, and the hub cannot or must not be asked.
+    """
+    name = source.config["text_cfg"].get("hf_model_name")
+    if not name or Path(name).is_dir():
+        return source.config
+    reason = why_unreachable() if source.folder is None else "a local checkpoint never touches the network"
+    if reason is None:
+        return source.config
+    found = cached_file(name, ("config.json",))
+    if found is None:
+        raise not_there(who, f"settings of the text tower {name}", reason, "state their folder as hf_model_name")
+    return {**source.config, "text_cfg": {**source.config["text_cfg"], "hf_model_name": str(found.parent)}}
+
+
 def _unknown_architecture(reference: str, architecture: str, known: list[str]) -> str:
     close = difflib.get_close_matches(architecture, known, n=3) or ["open_clip.list_models()"]
     return (
