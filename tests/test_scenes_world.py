@@ -111,7 +111,7 @@ def test_counts_cells_and_places_are_sound(training):
 
 
 def test_small_and_large_never_meet(training):
-    for scenes, low, high in ((training, 20, 26), (_scenes("shifted", 1500), 22, 23)):
+    for scenes, low, high in ((training, 20, 26), (_scenes("shifted", 1500), 21, 24)):
         small = [o.size_px for s in scenes for o in s.objects if s.groups[o.group].size == "small"]
         large = [o.size_px for s in scenes for o in s.objects if s.groups[o.group].size == "large"]
         assert max(small) <= low < high <= min(large)

@@ -57,7 +57,7 @@ SHIFTED = RenderSettings(
         (228, 116, 48),
         (92, 200, 206),
     ),
-    size_jitter=0.2,
+    size_jitter=0.15,
     max_angle_deg=30.0,
     contrast=(12.0, 26.0),
     plain_share=0.0,
