@@ -11,6 +11,10 @@ RegionMode = Literal["rescaled", "native", "windows"]
 FillName = Literal["border", "mean"]
 Fill: TypeAlias = "FillName | tuple[int, int, int]"
 Backend = Literal["auto", "cpp", "triton", "reference"]
+# What a reader of a benchmark does where a picture is not there.
+OnMissing = Literal["error", "skip"]
+# A softmax over the texts of an image, or the sigmoid of each pair.
+Probability = Literal["softmax", "sigmoid"]
 
 
 def check_choice(who: str, option: str, value: object, known: Sequence[str]) -> None:

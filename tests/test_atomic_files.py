@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.atomic_files import written_whole
+from engine.atomic_files import write_text, written_whole
 from engine.features import ImageFeatures, TextFeatures
 
 
@@ -72,6 +72,29 @@ def test_two_writers_do_not_mix_their_bytes(tmp_path: Path):
         threading.Thread(target=other).start()
         assert other_wrote.wait(10) and target.read_text() == "other"
     assert target.read_text() == "mine" and names(tmp_path) == ["a"]
+
+
+def test_a_link_stays_and_its_file_is_written(tmp_path: Path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real" / "a")
+    for text in ("first", "second"):
+        write_text(tmp_path / "link", text)
+        assert (tmp_path / "link").is_symlink() and (tmp_path / "real" / "a").read_text() == f"{text}\n"
+    assert names(tmp_path) == ["link", "real"] and names(tmp_path / "real") == ["a"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with names are POSIX's")
+def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    # Opened for both, so that neither side waits for the other.
+    reader = os.open(pipe, os.O_RDWR)
+    try:
+        write_text(pipe, "told")
+        assert os.read(reader, 100) == b"told\n"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo() and names(tmp_path) == ["pipe"]
 
 
 @pytest.mark.parametrize("kind", [ImageFeatures, TextFeatures])

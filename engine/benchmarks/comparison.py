@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from engine.atomic_files import written_whole
+from engine.atomic_files import write_text
 from engine.benchmarks import scenes
 from engine.benchmarks.baselines import baseline
 from engine.benchmarks.evaluate import evaluate
@@ -77,7 +77,8 @@ class Comparison:
         result = evaluate(
             dataset, subject, limit=self.limit, resume_path=place.with_name(place.name + ".jsonl"), progress=told
         )
-        _write(place.with_name(place.name + ".json"), result.to_json())
+        # Whole or not at all: what is there counts as done.
+        write_text(place.with_name(place.name + ".json"), result.to_json())
         return result
 
     def _scenes(
@@ -97,7 +98,7 @@ class Comparison:
                         for result in scenes_results(report)
                         if result.subject == subject.name
                     ]
-                    _write(files[subject.name], json.dumps(content, indent=1))
+                    write_text(files[subject.name], json.dumps(content, indent=1))
         return [
             Result.from_json(json.dumps(one))
             for file in files.values()
@@ -110,12 +111,6 @@ class Comparison:
         digest = hashlib.sha256(repr((benchmark, data, subject.name, subject.fingerprint)).encode()).hexdigest()[:12]
         words = re.sub(r"[^A-Za-z0-9.=_-]+", "-", subject.name)[:NAME_LENGTH].strip("-")
         return folder / f"{words}-{digest}"
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all: what is there counts as done."""
-    with written_whole(path) as unfinished:
-        unfinished.write_text(text + "\n", encoding="utf-8")
 
 
 def scenes_results(report: ScenesReport) -> list[Result]:

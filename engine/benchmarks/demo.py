@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from engine.atomic_files import write_text
 from engine.benchmarks.demo_examples import (
     GLOBAL,
     SGI_NATIVE,
@@ -143,9 +144,8 @@ def run(config: DemoConfig, *, engine: Engine | None = None, progress: Progress 
         config.output / "results.json",
         time.monotonic() - started,
     )
-    result.page.write_text(page(result), encoding="utf-8", errors="backslashreplace")
-    table = json.dumps(result.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
-    result.table.write_text(table + "\n", encoding="utf-8", errors="backslashreplace")
+    write_text(result.page, page(result))
+    write_text(result.table, json.dumps(result.to_dict(), indent=1, ensure_ascii=False, allow_nan=False))
     return result
 
 

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from engine.cli.evaluation import SCENES_ITEMS, Baseline, Benchmark, OnMissing, in_words
+from engine.atomic_files import write_text
+from engine.choices import OnMissing
+from engine.cli.evaluation import SCENES_ITEMS, Baseline, Benchmark, in_words
 from engine.cli.options import OnDevice, OptionalFolder, check_limit, scorer_named
 from engine.cli.outputs import check_file, check_folder
 from engine.cli.progress import bar
@@ -71,8 +73,7 @@ class Compare(OnDevice):
             if path.suffix.lower() == ".png":
                 bar_chart(found, path)
             else:
-                text = table if path.suffix.lower() == ".md" else whole
-                path.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
+                write_text(path, table if path.suffix.lower() == ".md" else whole)
         if self.json:
             show_json_text(whole)
         else:

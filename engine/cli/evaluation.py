@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
+from engine.atomic_files import write_text
+from engine.choices import OnMissing
 from engine.cli.options import OptionalFile, OptionalFolder, OptionalPath, WithScorer, check_limit, scorer_with
 from engine.cli.outputs import check_file
 from engine.cli.progress import bar, steps
@@ -40,7 +42,6 @@ Benchmark = Literal[
 ]
 Evaluated = Literal[Benchmark, "scenes_negation"]
 Baseline = Literal["oracle", "constant", "random", "blind_longest", "blind_shortest", "blind_no_negation"]
-OnMissing = Literal["error", "skip"]
 STANDARD = "standard"
 SCENES_ITEMS = 400
 
@@ -208,8 +209,7 @@ class Eval(WithScorer):
 
     def _write(self, text: str) -> None:
         if self.out is not None:
-            # Of JSON a lone surrogate (a file name that is no UTF-8) is best kept as its escape.
-            self.out.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
+            write_text(self.out, text)
 
 
 def shard_of(text: str) -> tuple[int, int]:

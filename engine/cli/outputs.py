@@ -24,8 +24,10 @@ def check_file(option: str, path: Path | None, *, suffixes: tuple[str, ...] = ()
     if path.exists():
         if not os.access(path, os.W_OK):
             raise PermissionError(f"{option}: {path} is there and must not be written to")
-        return
-    _check_writable(option, path, path.parent)
+        if not path.is_file():
+            return
+    # Also for a file that is there: it is written anew beside itself.
+    _check_writable(option, path, path.resolve().parent)
 
 
 def check_folder(option: str, path: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from engine.choices import OnMissing
 from engine.datasets.base import CHOICE, Dataset, ImageRef, Item, Rule, choice_notes, dataset_of
 from engine.datasets.files import FilePath, ImageFolder, int_field, read_json, text_field
 from engine.datasets.word_order import PERTURBATIONS, Tagger, function_word_tagger, prepare_caption, reorder
@@ -71,7 +72,9 @@ ORDER_RULE = Rule(
 MEANINGS = {"identical options": "a wrong option is the same text as the right one, a tie for every model"}
 
 
-def read_vg_relation(annotations: FilePath, images: FilePath | None = None, *, on_missing: str = "error") -> Dataset:
+def read_vg_relation(
+    annotations: FilePath, images: FilePath | None = None, *, on_missing: OnMissing = "error"
+) -> Dataset:
     """ARO's relation task (VG-R) from `visual_genome_relation.json`.
 
     Arguments: `annotations`, the file; `images`, the folder of Visual Genome pictures, None reads the texts alone;
@@ -85,7 +88,9 @@ def read_vg_relation(annotations: FilePath, images: FilePath | None = None, *, o
     return _read_boxed(annotations, images, on_missing, "relation", _relation_of)
 
 
-def read_vg_attribution(annotations: FilePath, images: FilePath | None = None, *, on_missing: str = "error") -> Dataset:
+def read_vg_attribution(
+    annotations: FilePath, images: FilePath | None = None, *, on_missing: OnMissing = "error"
+) -> Dataset:
     """ARO's attribute task (VG-A) from `visual_genome_attribution.json`; as `read_vg_relation`.
 
     The type is the pair of attributes, `"black_white"`.
@@ -100,7 +105,7 @@ def read_order(
     name: str = "coco_order",
     tagger: Tagger | None = None,
     seed: int = 0,
-    on_missing: str = "error",
+    on_missing: OnMissing = "error",
 ) -> Dataset:
     """ARO's order tasks from `coco_karpathy_test.json` or `flickr30k_test.json`.
 
@@ -156,7 +161,7 @@ def _read_list(path: FilePath, who: str) -> list[dict[str, Any]]:
 def _read_boxed(
     annotations: FilePath,
     images: FilePath | None,
-    on_missing: str,
+    on_missing: OnMissing,
     task: str,
     type_of: Callable[[dict[str, Any], str], str],
 ) -> Dataset:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.choices import OnMissing
 from engine.datasets.base import GROUP, Dataset, ImageRef, Item, Rule, count_notes, dataset_of
 from engine.datasets.files import FilePath, ImageFolder, read_csv, read_json_lines, text_field
 
@@ -51,7 +52,7 @@ class PublishedGroup:
     tneg_2i: bool
 
 
-def read_bivlc(annotations: FilePath, images: FilePath | None = None, *, on_missing: str = "error") -> Dataset:
+def read_bivlc(annotations: FilePath, images: FilePath | None = None, *, on_missing: OnMissing = "error") -> Dataset:
     """BiVLC from an export of the hub's table.
 
     Args:

@@ -9,7 +9,9 @@ from collections.abc import Iterator, Sequence
 from os import PathLike
 from os.path import isfile
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
+
+from engine.choices import OnMissing, check_choice
 
 FilePath: TypeAlias = str | PathLike[str]
 MAX_CELL_CHARS = 100_000
@@ -146,10 +148,9 @@ class ImageFolder:
             return ()
         return tuple(name for name, path in self._found.items() if path is None)
 
-    def check(self, on_missing: str) -> tuple[str, ...]:
+    def check(self, on_missing: OnMissing) -> tuple[str, ...]:
         """The missing names. Raises FileNotFoundError if there are any and `on_missing` is `"error"`."""
-        if on_missing not in ("error", "skip"):
-            raise ValueError(f"{self.who}: on_missing must be 'error' or 'skip', got {on_missing!r}")
+        check_choice(self.who, "on_missing", on_missing, get_args(OnMissing))
         gone = self.missing
         if gone and (on_missing == "error" or len(gone) == len(self._found)):
             raise FileNotFoundError(

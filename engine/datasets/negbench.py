@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from engine.choices import OnMissing
 from engine.datasets.base import (
     CHOICE,
     Dataset,
@@ -59,7 +60,7 @@ def read_negbench_mcq(
     images: FilePath | None = None,
     *,
     name: str = "negbench_mcq",
-    on_missing: str = "error",
+    on_missing: OnMissing = "error",
 ) -> Dataset:
     """NegBench's multiple choice, of two (binary) or four options.
 
@@ -100,7 +101,7 @@ def read_negbench_retrieval(
     images: FilePath | None = None,
     *,
     name: str = "negbench_retrieval",
-    on_missing: str = "error",
+    on_missing: OnMissing = "error",
 ) -> RetrievalDataset:
     """NegBench's retrieval: every caption of every image is a query.
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.choices import OnMissing
 from engine.datasets.base import CHOICE, Dataset, ImageRef, Item, Rule, choice_notes, dataset_of
 from engine.datasets.files import FilePath, ImageFolder, read_csv, read_json, text_field
 
@@ -40,7 +41,9 @@ class PublishedChoice:
     correct: bool
 
 
-def read_sugarcrepe(annotations: FilePath, images: FilePath | None = None, *, on_missing: str = "error") -> Dataset:
+def read_sugarcrepe(
+    annotations: FilePath, images: FilePath | None = None, *, on_missing: OnMissing = "error"
+) -> Dataset:
     """SugarCrepe from the folder of its JSON files or from the CSV copy.
 
     Args:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from engine.choices import OnMissing
 from engine.datasets.base import GROUP, Dataset, ImageRef, Item, Rule, count_notes, dataset_of
 from engine.datasets.files import FilePath, ImageFolder, int_field, read_json, read_json_lines, text_field
 
@@ -25,7 +26,7 @@ def read_winoground(
     images: FilePath | None = None,
     *,
     tags: FilePath | None = None,
-    on_missing: str = "error",
+    on_missing: OnMissing = "error",
 ) -> Dataset:
     """Winoground from a folder with `examples.jsonl` (itself or in `data/`).
 

@@ -18,12 +18,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from engine.choices import CropMode, Fill
+from engine.choices import CropMode, Fill, Probability
 from engine.crops import crop_grid, crops
 from engine.encoders.inputs import as_texts, check_batch_size, check_regions
 from engine.encoders.windows import pad_windows, window_cells
 from engine.features import ImageFeatures, RegionPlan, TextFeatures
-from engine.images import Interpolation, normalise, resize
+from engine.images import Interpolation, ResizePolicy, normalise, resize
 
 Progress = Callable[[int, int], None]
 
@@ -64,11 +64,11 @@ class EncoderSpec:
     context_length: int
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
-    resize: str
-    interpolation: str
+    resize: ResizePolicy
+    interpolation: Interpolation
     logit_scale: float
     logit_bias: float
-    probability: str
+    probability: Probability
     activation: str
     taps: Mapping[str, bool] = field(default_factory=dict)
     text_rules: str = ""
@@ -123,7 +123,7 @@ class Encoder(ABC):
         `"squash"`. A family whose input is no such square overrides this.
         """
         spec = self.spec
-        square = resize(image, spec.image_size, "squash", interpolation=cast(Interpolation, spec.interpolation))
+        square = resize(image, spec.image_size, "squash", interpolation=spec.interpolation)
         return normalise(square, spec.mean, spec.std)
 
     @abstractmethod
@@ -348,7 +348,7 @@ def _with_regions(part: ImageFeatures, flat: Tensor, boxes: Sequence[np.ndarray]
     return replace(part, regions=regions, region_mask=mask, boxes=places, region_plan=plan)
 
 
-def view(resize: str, height: int, width: int) -> tuple[int, int, int, int]:
+def view(resize: ResizePolicy, height: int, width: int) -> tuple[int, int, int, int]:
     """The rectangle x0, y0, x1, y1 of an upright image that the square input shows under a resize policy.
 
     `"squash"` shows the whole image, `"crop"` its central square, `"pad"` the square around it, which reaches beyond

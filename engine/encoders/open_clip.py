@@ -19,7 +19,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from engine.atomic_files import written_whole
+from engine.atomic_files import write_text, written_whole
 from engine.encoders.base import EncoderSpec, Tokens, fingerprint
 from engine.encoders.hub_tokenizer import HubTokenizer
 from engine.encoders.open_clip_checkpoints import load_weights
@@ -91,8 +91,7 @@ class OpenClipEncoder(DualEncoder):
             "preprocess_cfg": self._preprocess,
             "peaksim": self._stated(),
         }
-        with written_whole(target / CONFIG_FILE) as path:
-            path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_text(target / CONFIG_FILE, json.dumps(content, indent=1))
         if isinstance(self._tokenizer, HubTokenizer):
             self._tokenizer.source.save_pretrained(target)
 

@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl
 
 import torch
 
+from engine.choices import Probability
 from engine.encoders.base import Encoder
 from engine.encoders.text_rules import CLIP_RULES, HF_CLIP_RULES, SIGLIP2_RULES, SIGLIP_RULES, WORD_RULES
 from engine.encoders.towers import TAPS
@@ -41,7 +42,7 @@ class Family:
     taps: Mapping[str, bool]
     text_rules: str
     context_length: str
-    probability: str
+    probability: Probability
 
 
 _FAMILIES = (

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
 
-from engine.atomic_files import written_whole
+from engine.atomic_files import write_text, written_whole
 from engine.choices import CropMode, Fill
 from engine.encoders.base import Encoder, EncoderSpec, Tokens, fingerprint
 from engine.encoders.region_inputs import RegionInputs
@@ -210,8 +210,7 @@ def save_scenes(folder: str | PathLike[str], model: ScenesModel, words: Sequence
     facts = {"format_version": FORMAT_VERSION, "config": asdict(model.config), "words": list(words)}
     with written_whole(target / "model.safetensors") as path:
         save_file(state, path)
-    with written_whole(target / "model.json") as path:
-        path.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    write_text(target / "model.json", json.dumps(facts, indent=1))
 
 
 def load_scenes(folder: str | PathLike[str] | None = None, *, device: torch.device | str = "cpu") -> ScenesEncoder:

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from engine.atomic_files import written_whole
+from engine.atomic_files import write_text
 from engine.encoders.base import EncoderSpec, Tokens, fingerprint
 from engine.encoders.hub_tokenizer import HubTokenizer
 from engine.encoders.pixels import PixelRules
@@ -95,8 +95,7 @@ class TransformersEncoder(DualEncoder):
         target = Path(folder)
         for part in (self._model, self._files.tokenizer, self._files.processor):
             part.save_pretrained(target)
-        with written_whole(target / STATED_FILE) as path:
-            path.write_text(json.dumps(self._stated(), indent=1) + "\n", encoding="utf-8")
+        write_text(target / STATED_FILE, json.dumps(self._stated(), indent=1))
 
     def _embed_pixels(self, pixels: Tensor) -> Tensor:
         if not self._native:

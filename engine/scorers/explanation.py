@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from os import PathLike
+from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
+from engine.atomic_files import written_whole
 from engine.scorers.base import Match
 
 # Colours that people with any colour vision tell apart (after Okabe and Ito 2008), on light and dark
@@ -66,8 +68,14 @@ class Explanation:
         Small pictures are enlarged. The strongest `MAX_ROWS` matches are shown, in the order of the caption.
 
         Raises:
-            ValueError: the explanation was made from features and holds no picture.
+            ValueError: the explanation was made from features and holds no picture; a path without the suffix of a
+                picture format.
+            OSError: the file cannot be written; one that was there stays as it was.
         """
+        suffix = "" if path is None else Path(path).suffix
+        kind = Image.registered_extensions().get(suffix.lower())
+        if path is not None and kind is None:
+            raise ValueError(f"Explanation.draw: path must end in a picture's suffix, e.g. .png, got {str(path)!r}")
         if self.image is None:
             raise ValueError("Explanation.draw: needs the picture, but it was explained from features; give the image")
         factor = max(1.0, MIN_SIDE / max(self.image.size))
@@ -84,7 +92,8 @@ class Explanation:
         sheet.paste(picture, ((sheet.width - picture.width) // 2, 0))
         sheet.paste(legend, (0, picture.height))
         if path is not None:
-            sheet.save(path)
+            with written_whole(path) as unfinished:
+                sheet.save(unfinished, format=kind)
         return sheet
 
     def _shown(self) -> tuple[list[Match], int]:
