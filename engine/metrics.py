@@ -246,7 +246,7 @@ def recall_credit(counts: RankCounts, k: int, *, ties: str = "wrong") -> Floats:
 
     ``"wrong"`` puts every tied wrong candidate in front; ``"share"`` is the chance that a random order of
     the tied ones brings a right one into the first ``k``: ``1 - C(equal, m) / C(equal + right_equal, m)``
-    with ``m = k - greater`` places left.
+    with ``m = k - greater`` places left. Raises ValueError for a ``k`` below 1 or another rule.
 
     >>> counts = rank_counts([[0.5, 0.5, 0.5, 0.1]], [[0]])
     >>> recall_credit(counts, 2).tolist(), recall_credit(counts, 2, ties="share").round(3).tolist()
@@ -323,7 +323,7 @@ def macro_average(
 
 
 def group_means(values: ArrayLike, groups: Sequence[str]) -> Mapping[str, tuple[float, int]]:
-    """Mean and count of each group, in order of first appearance."""
+    """Mean and count of each group, in order of first appearance; ValueError unless values ``(n,)`` fit groups."""
     array = np.asarray(values, dtype=np.float64)
     if array.shape != (len(groups),):
         raise ValueError(f"group_means: values must be ({len(groups)},) like groups, got {array.shape}")
@@ -350,7 +350,7 @@ def bootstrap_interval(
 
     Arguments: ``values (n,)``, finite, n >= 1; ``groups``, names ``(n,)`` when the statistic is the mean of
     the groups' means; ``level``, the coverage; ``resamples`` and ``seed`` of the draws (the same input gives
-    the same interval).
+    the same interval). Raises ValueError for other values, a level outside 0..1 and fewer than 1 resamples.
 
     >>> 0.44 < bootstrap_interval([0.0, 1.0] * 200).low < 0.5
     True
@@ -383,7 +383,7 @@ def bootstrap_interval(
 
 
 def wilson_interval(successes: int, n: int, *, level: float = 0.95) -> Interval:
-    """Wilson's score interval of a proportion; it has width even at 0 and 1.
+    """Wilson's score interval of a proportion, wide even at 0 and 1; ValueError for what is no proportion or level.
 
     >>> round(wilson_interval(400, 400).low, 4)
     0.9905

@@ -192,6 +192,8 @@ class RetrievalDataset:
 def spread(count: int, limit: int | None) -> list[int]:
     """`limit` row numbers spread evenly over `count` rows, all of them when there are no more.
 
+    Raises ValueError for a limit below 1.
+
     >>> spread(10, 4)
     [0, 2, 5, 7]
     """
@@ -203,7 +205,7 @@ def spread(count: int, limit: int | None) -> list[int]:
 
 
 def shard_slice(shard: tuple[int, int] | None) -> slice:
-    """The slice of shard `(k, n)`: every n-th row from the k-th on."""
+    """The slice of shard `(k, n)`: every n-th row from the k-th on. Raises ValueError unless 0 <= k < n."""
     if shard is None:
         return slice(None)
     k, n = shard

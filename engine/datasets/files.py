@@ -66,6 +66,8 @@ def read_csv(path: FilePath, columns: Sequence[str], *, delimiter: str = ",") ->
 def parse_text_list(cell: str, *, where: str) -> list[str]:
     """The strings of a cell that holds a list, as JSON or as a Python literal. Nothing is ever evaluated.
 
+    Raises ValueError beginning with `where` for anything else, or for more than `MAX_CELL_CHARS` characters.
+
     >>> parse_text_list('["a"]', where="row 1"), parse_text_list("['it', \\"it's\\"]", where="row 2")
     (['a'], ['it', "it's"])
     """
@@ -126,7 +128,10 @@ class ImageFolder:
             raise FileNotFoundError(f"{who}: the image folder {self.folder} must be a folder, it is none")
 
     def find(self, name: str) -> Path | None:
-        """The file, or None when it is missing (`missing` then lists it) or there is no folder."""
+        """The file, or None when it is missing (`missing` then lists it) or there is no folder.
+
+        Raises ValueError for a name that leads out of the folder or to the file of another name.
+        """
         if self.folder is None:
             return None
         if name not in self._found:
@@ -149,7 +154,11 @@ class ImageFolder:
         return tuple(name for name, path in self._found.items() if path is None)
 
     def check(self, on_missing: OnMissing) -> tuple[str, ...]:
-        """The missing names. Raises FileNotFoundError if there are any and `on_missing` is `"error"`."""
+        """The missing names.
+
+        Raises FileNotFoundError if there are any and `on_missing` is `"error"`, or if all are missing; ValueError for
+        another `on_missing`.
+        """
         check_choice(self.who, "on_missing", on_missing, get_args(OnMissing))
         gone = self.missing
         if gone and (on_missing == "error" or len(gone) == len(self._found)):

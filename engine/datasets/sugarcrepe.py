@@ -70,7 +70,10 @@ def read_sugarcrepe(
 
 
 def read_sugarcrepe_outcomes(path: FilePath) -> list[PublishedChoice]:
-    """Per-item outcomes as BiVLC publishes them: the CSV's columns and `correct` (0 or 1)."""
+    """Per-item outcomes as BiVLC publishes them: the CSV's columns and `correct` (0 or 1).
+
+    Raises ValueError naming file and row for anything else.
+    """
     outcomes = []
     for number, row in enumerate(read_csv(path, (*COLUMNS, "correct")), 2):
         if row["correct"] not in ("0", "1"):

@@ -39,7 +39,10 @@ class CaptionSegments:
 
     @staticmethod
     def of(parts: Sequence[Sequence[str | Segment]], segmenter: str = "") -> CaptionSegments:
-        """The segments of each caption, as `Segment` objects or as words, which are not negated."""
+        """The segments of each caption, as `Segment` objects or as words, which are not negated.
+
+        Raises TypeError naming the caption for what is no list, or no list of words.
+        """
         texts, negated = [], []
         for row, segments in enumerate(parts):
             if isinstance(segments, str):

@@ -51,7 +51,7 @@ def check_text(who: str, what: str, text: object) -> None:
 
 
 def as_texts(who: str, texts: str | Sequence[str]) -> list[str]:
-    """One text or many as a list, each checked by `check_text`."""
+    """One text or many as a list. Raises TypeError for what is none, and what `check_text` raises for each."""
     if isinstance(texts, bytes) or not hasattr(texts, "__iter__"):
         raise TypeError(f"{who}: texts must be a string or a list of strings, got {type(texts).__name__}")
     found = [texts] if isinstance(texts, str) else list(texts)

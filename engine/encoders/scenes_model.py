@@ -91,6 +91,7 @@ class Block(nn.Module):
         return x + self.down(functional.hardswish(self.up(self.norm_mlp(x))))
 
     def attention(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Self-attention of normalised states `(B, T, width)`; `bias` as for `forward`."""
         batch, length, width = x.shape
         qkv = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
         return self.out(self.mix(qkv, bias).reshape(batch, length, width))
@@ -173,6 +174,7 @@ class ImageTower(nn.Module):
         return _last(self.blocks).value_path(x)
 
     def embed(self, pixels: Tensor) -> Tensor:
+        """Pixels `(B, 3, S, S)` as the first block's input `(B, 1 + P, width)`, class token first."""
         strokes = functional.hardswish(self.strokes(pixels))  # (B, 32, S / 4, S / 4) at 16-pixel patches
         patches = functional.hardswish(self.stem_in(strokes)).flatten(2).transpose(1, 2)  # (B, P, stem)
         states = self.stem_out(patches)
@@ -180,7 +182,7 @@ class ImageTower(nn.Module):
         return states + self.positions
 
     def forward(self, pixels: Tensor, layers: Sequence[int] = ()) -> tuple[Tensor, dict[int, Tensor], Tensor]:
-        """Final states, hidden states of the 1-indexed `layers`, and the input of the last block."""
+        """Final states, hidden ones of the 1-indexed `layers`, and the input of the last block: `(B, 1 + P, width)`."""
         x = self.embed(pixels)
         hidden: dict[int, Tensor] = {}
         before_last = x
@@ -227,7 +229,7 @@ class TextTower(nn.Module):
         self.projection = nn.Linear(config.width, config.embed_dim, bias=False)
 
     def forward(self, ids: Tensor, layers: Sequence[int] = ()) -> tuple[Tensor, dict[int, Tensor]]:
-        """Final states before the last norm, and hidden states of the 1-indexed `layers`."""
+        """Final states before the last norm, and hidden states of the 1-indexed `layers`: `(B, T, width)`."""
         length = ids.shape[1]
         x = self.embedding(ids) + self.positions[:length]
         causal = x.new_full((length, length), float("-inf")).triu(1)

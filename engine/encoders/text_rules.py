@@ -87,7 +87,10 @@ def build_tokens(
 
 
 def end_positions(ids: Tensor, pool: str, end_id: int) -> Tensor:
-    """Position `(B,)` that a text tower pools: `first`, `last`, `argmax` (of ids) or `eos`."""
+    """Position `(B,)` of `ids (B, T)` that a text tower pools: `first`, `last`, `argmax` (of ids) or `eos`.
+
+    Raises ValueError for another kind of pooling.
+    """
     if pool == "first":
         return torch.zeros(len(ids), dtype=torch.int64)
     if pool == "last":

@@ -23,7 +23,7 @@ FORMAT_VERSION = 1
 
 
 def save(features: ImageFeatures | TextFeatures, path: str | PathLike[str]) -> None:
-    """Write one safetensors file; `load` reads it back."""
+    """Write one safetensors file; `load` reads it back. Raises OSError naming a path that cannot be written."""
     tensors: dict[str, Tensor] = {}
     plain: dict[str, Any] = {"kind": type(features).__name__, "format_version": FORMAT_VERSION}
     for item in fields(features):

@@ -75,7 +75,7 @@ def moved(features: Features, device: torch.device | str) -> Features:
 
 
 def joined(cls: type[Features], parts: Sequence[Features]) -> Features:
-    """Rows of all parts in order; see `ImageFeatures.cat`."""
+    """Rows of all parts in order; arguments and errors as for `ImageFeatures.cat`."""
     who = f"{cls.__name__}.cat"
     if not parts:
         raise ValueError(f"{who}: needs at least one part, got none")

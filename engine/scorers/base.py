@@ -91,7 +91,7 @@ class Scorer(ABC):
             )
 
     def check_pairs(self, images: ImageFeatures, texts: TextFeatures) -> None:
-        """`check`, and as many images as texts."""
+        """`check`, and as many images as texts. Raises ValueError, as `check` does."""
         self.check(images, texts)
         if len(images) != len(texts):
             raise ValueError(

@@ -84,7 +84,7 @@ class SGI(Scorer):
         return Needs(regions=plan, segments=True, segment_template=self.template)
 
     def check(self, images: ImageFeatures, texts: TextFeatures, *, aligned_taps: Sequence[str] = ()) -> None:
-        """As every scorer's, and every image must have a region, since the maximum over none is no score."""
+        """As every scorer's; ValueError too for an image without a region, since the maximum over none is no score."""
         super().check(images, texts, aligned_taps=aligned_taps)
         assert images.regions is not None  # the check above has seen to it
         mask = images.region_mask

@@ -179,11 +179,12 @@ class Run:
         return 0.5 * (1 + math.cos(math.pi * done))
 
     def max_groups(self) -> int:
+        """Groups of objects that a scene may have at this step: one, then two, then three."""
         share = self.step / self.config.steps
         return 1 if share < self.config.one_group_until else 2 if share < self.config.two_groups_until else 3
 
     def advance(self, batch: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]) -> dict[str, float]:
-        """One optimiser step; the losses of the batch."""
+        """One optimiser step; the losses of the batch. Raises FloatingPointError for a gradient that is not finite."""
         config = self.config
         contrastive, auxiliary, accuracy = self.worker(*batch)
         share = self.step / config.steps
