@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from engine.benchmarks.baselines import baseline
 from engine.benchmarks.evaluate import evaluate
 from engine.benchmarks.scenes import ScenesBenchmark, ScenesReport
 from engine.benchmarks.scenes_negation import NegationReport
+from engine.benchmarks.shared_features import Told
 from engine.benchmarks.subject import Subject, subject_of
 from engine.benchmarks.summary import ALL, Line, Result
 from engine.datasets.base import Dataset, RetrievalDataset
@@ -28,8 +29,6 @@ from engine.engine import Engine
 from engine.scenes.settings import ITEMS_FORMAT
 from engine.scorers.base import Scorer
 
-# Told (what is scored, done, in all).
-Told = Callable[[str, int, int], None]
 NAME_LENGTH = 80
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,13 +30,11 @@ from engine.benchmarks.scenes import (
     score_categories,
     summarise,
 )
-from engine.benchmarks.shared_features import features_for
+from engine.benchmarks.shared_features import Told, features_for
 from engine.engine import Engine, load
 from engine.metrics import Interval, bootstrap_interval, multiple_choice
 from engine.scenes.items import ITEM_SPLITS
 from engine.scenes.negation import NegationItem, negation_items
-
-Progress = Callable[[str, int, int], None]
 
 # Enough to tell the scorers apart, few enough that all of it takes less than two minutes on two cores.
 ITEMS = 120
@@ -113,7 +111,7 @@ class DemoResult:
         return values | {"page": str(self.page), "table": str(self.table)}
 
 
-def run(config: DemoConfig, *, engine: Engine | None = None, progress: Progress | None = None) -> DemoResult:
+def run(config: DemoConfig, *, engine: Engine | None = None, progress: Told | None = None) -> DemoResult:
     """Score the controlled benchmark and write ``index.html``, ``results.json`` and ``pictures/``.
 
     Arguments: ``engine`` in place of loading ``config.model``; ``progress`` is called with (what is being
@@ -149,7 +147,7 @@ def run(config: DemoConfig, *, engine: Engine | None = None, progress: Progress 
     return result
 
 
-def score_choices(engine: Engine, items: list[NegationItem], *, progress: Progress | None = None) -> dict[str, Tensor]:
+def score_choices(engine: Engine, items: list[NegationItem], *, progress: Told | None = None) -> dict[str, Tensor]:
     """Scores ``(n, 4)`` of every picture against its four captions, without the rescaled sgi."""
     scorers = {name: STANDARD_SCORERS[name] for name in (GLOBAL, "max_sim", SGI_NATIVE)}
     pictures = [Image.fromarray(item.image()) for item in items]
@@ -162,7 +160,7 @@ def score_choices(engine: Engine, items: list[NegationItem], *, progress: Progre
     return found
 
 
-def _within(progress: Progress | None) -> Progress | None:
+def _within(progress: Told | None) -> Told | None:
     if progress is None:
         return None
     return lambda what, done, total: progress(f"negation: {what}", done, total)

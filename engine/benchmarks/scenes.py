@@ -7,7 +7,7 @@ chance 16.7 %). The negation sets are in ``engine.benchmarks.scenes_negation``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from engine.benchmarks.shared_features import features_for
+from engine.benchmarks.shared_features import Told, features_for
 from engine.benchmarks.subject import label, subject_of
 from engine.encoders.scenes import ScenesEncoder, WordTokenizer
 from engine.encoders.scenes_model import ScenesModel
@@ -29,8 +29,6 @@ from engine.scorers.base import Scorer
 from engine.scorers.max_sim import MaxSim
 from engine.scorers.registry import get_scorer
 from engine.scorers.sgi import SGI
-
-Progress = Callable[[str, int, int], None]
 
 # The rows of the table: what each scorer is called there.
 STANDARD_SCORERS: Mapping[str, Scorer] = {
@@ -172,7 +170,7 @@ def evaluate(
     scorers: Mapping[str, Scorer] = STANDARD_SCORERS,
     benchmark: ScenesBenchmark | None = None,
     *,
-    progress: Progress | None = None,
+    progress: Told | None = None,
 ) -> ScenesReport:
     """Score every item with every scorer.
 
@@ -189,7 +187,7 @@ def score_categories(
     scorers: Mapping[str, Scorer],
     benchmark: ScenesBenchmark,
     *,
-    progress: Progress | None = None,
+    progress: Told | None = None,
 ) -> Iterator[ScoredCategory]:
     """The items of each category with their scores, one category at a time."""
     oracle = benchmark.segments == "oracle"
@@ -238,7 +236,7 @@ def _scores(
     scorers: Mapping[str, Scorer],
     *,
     oracle: bool,
-    progress: Progress | None = None,
+    progress: Told | None = None,
 ) -> tuple[dict[str, Tensor], str]:
     pictures = [Image.fromarray(pixels) for item in items for pixels in item.images()]
     captions = [caption for item in items for caption in item.captions]

@@ -9,7 +9,7 @@ names all its objects (R@k), and of the same caption after a true denial (R-Neg@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from PIL import Image
 from engine.benchmarks.evaluate import evaluate as evaluate_dataset
 from engine.benchmarks.ranking import TEXT_TO_IMAGE
 from engine.benchmarks.scenes import STANDARD_SCORERS, percent
+from engine.benchmarks.shared_features import Told
 from engine.benchmarks.subject import subject_of
 from engine.benchmarks.summary import ALL, Result
 from engine.datasets.base import CHOICE, Dataset, ImageRef, Item, RetrievalDataset, Rule
@@ -35,8 +36,6 @@ from engine.scenes.negation import (
 from engine.scenes.settings import ITEMS_FORMAT
 from engine.scorers.base import Scorer
 from engine.scorers.sgi import SGI
-
-Progress = Callable[[str, int, int], None]
 
 # sgi leaves a denied phrase out by default; that finding it should count against the picture is an option.
 NEGATION_SCORERS: Mapping[str, Scorer] = {
@@ -170,7 +169,7 @@ def evaluate(
     scorers: Mapping[str, Scorer] = NEGATION_SCORERS,
     benchmark: NegationBenchmark | None = None,
     *,
-    progress: Progress | None = None,
+    progress: Told | None = None,
 ) -> NegationReport:
     """Score the negation sets with every scorer.
 

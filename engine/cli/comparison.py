@@ -13,11 +13,11 @@ from engine.choices import OnMissing
 from engine.cli.evaluation import SCENES_ITEMS, Baseline, Benchmark, in_words
 from engine.cli.options import OnDevice, OptionalFolder, check_limit, scorer_named
 from engine.cli.outputs import check_file, check_folder
-from engine.cli.progress import bar
+from engine.cli.progress import Told, bar
 from engine.cli.tables import report, show_json_text, show_markdown
 
 if TYPE_CHECKING:
-    from engine.benchmarks.comparison import Comparison, Told
+    from engine.benchmarks.comparison import Comparison
     from engine.benchmarks.summary import Result
     from engine.datasets.base import Dataset, RetrievalDataset
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from engine.benchmarks.demo import ITEMS, NEGATION_ITEMS, DemoConfig, DemoResult, run
+from engine.benchmarks.scenes import percent
 from engine.cli.options import Shared
 from engine.cli.outputs import check_folder
 from engine.cli.progress import steps
@@ -62,8 +63,3 @@ def show_choices(negation: Mapping[str, Interval], items: int) -> None:
     """Right choices among four captions with negations."""
     rows = [(name, percent(share)) for name, share in negation.items()]
     show_table(("scorer", "right choices"), rows, title=f"{items} choices with negations, per cent (chance 25)")
-
-
-def percent(interval: Interval) -> str:
-    """Value and half width of the interval, in per cent."""
-    return f"{100 * interval.value:.1f} ± {50 * (interval.high - interval.low):.1f}"
