@@ -158,6 +158,19 @@ def test_what_is_there_is_left_as_it_is(tmp_path: Path, monkeypatch: pytest.Monk
         check_file("--out", file)
 
 
+def test_a_file_that_is_there_needs_a_folder_that_takes_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(**_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    file = tmp_path / "a.json"
+    file.write_text("old", encoding="utf-8")
+    monkeypatch.setattr("engine.cli.outputs.tempfile.TemporaryFile", full)
+    with pytest.raises(OSError, match=r"--out: .*a\.json cannot be written \(No space left on device\)"):
+        check_file("--out", file)
+    # What is no file is written to as it is.
+    check_file("--out", Path(os.devnull))
+
+
 @pytest.mark.parametrize("limit", ["-1", "0"])
 @pytest.mark.parametrize(
     "call", [("eval", "scenes"), ("eval", "scenes_negation"), ("eval", "winoground"), ("compare", "--models", "fake")]
