@@ -15,7 +15,7 @@ from PIL import Image
 from tests.awkward_pictures import png
 
 HEIGHT, WIDTH = 3000, 4000
-# Measured: 17 with transparency. Pillow keeps four bytes a pixel, also of RGB: the pixels read, the blend with white, its copies.
+# Measured: 17 with transparency. Pillow keeps four bytes a pixel, also of RGB: what is read, its blend, its copies.
 BYTES_A_PIXEL = 20
 MEASURED = """
 import sys
