@@ -154,7 +154,7 @@ class Eval(WithScorer):
         from engine.benchmarks.evaluate import evaluate
         from engine.benchmarks.official import read_official
         from engine.benchmarks.report import to_markdown
-        from engine.benchmarks.score_file import merge_score_files
+        from engine.benchmarks.score_file import merge_score_files, terms_of
 
         shard = None if self.shard is None else shard_of(self.shard)
         dataset = read_official(
@@ -169,7 +169,7 @@ class Eval(WithScorer):
         report(in_words(dataset))
         subject = self._subject(dataset)
         if self.merge and self.resume is not None:
-            merge_score_files(self.merge, self.resume)
+            merge_score_files(self.merge, self.resume, terms_of(dataset, subject, limit=self.limit))
         with bar("items") as advance:
             found = evaluate(
                 dataset,
