@@ -13,7 +13,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 from engine.atomic_files import write_text
 from engine.choices import OnMissing
 from engine.cli.options import OptionalFile, OptionalFolder, OptionalPath, WithScorer, check_limit, scorer_with
-from engine.cli.outputs import check_file
+from engine.cli.outputs import check_apart, check_file
 from engine.cli.progress import bar, steps
 from engine.cli.tables import report, show_json_text, show_line, show_markdown
 
@@ -88,6 +88,10 @@ class Eval(WithScorer):
         check_limit(self.limit)
         check_file("--out", self.out)
         check_file("--resume", self.resume)
+        read = [("--annotations", self.annotations), ("--tags", self.tags)]
+        # The file that shards are joined into may be one of them: it keeps what it holds.
+        check_apart([("--resume", self.resume)], read)
+        check_apart([("--out", self.out)], [*read, ("--resume", self.resume), *(("--merge", p) for p in self.merge)])
         if self.benchmark == "scenes":
             return self._run_scenes()
         if self.benchmark == "scenes_negation":
