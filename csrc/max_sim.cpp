@@ -40,9 +40,8 @@ class Forward {
 public:
     Forward(const MaxSimInputs& in, const MaxSimOutputs& out, const MaxSimKernels& kernels, int threads)
         : in_(in), out_(out), kernels_(kernels) {
-        const double work = static_cast<double>(in.q.n) * static_cast<double>(in.q.length) *
-                            static_cast<double>(in.pairs ? 1 : in.d.n) * static_cast<double>(in.d.length) *
-                            static_cast<double>(in.dim);
+        const double documents = static_cast<double>(in.pairs ? in.d.length : in.d.total);
+        const double work = static_cast<double>(in.q.total) * documents * static_cast<double>(in.dim);
         threads_ = useful_threads(work, threads);
         tiled_ = in.temperature > 0.0f || out.reverse();
     }
@@ -108,12 +107,11 @@ private:
     }
 
     bool widens() const { return !kernels_.as_stored && in_.dtype != DType::float32; }
-    int64_t place(int64_t i, int64_t j) const { return in_.pairs ? i : i * in_.d.n + j; }
 
     // All queries of the block against document j.
     void score(const QueryBlock& block, int64_t j, Scratch& s) const {
         int64_t n = 0;
-        for (int64_t t = 0; t < in_.d.length; ++t) {
+        for (int64_t t = 0, length = in_.d.length_of(j); t < length; ++t) {
             if (!in_.d.kept(j, t)) continue;
             s.rows[size_t(n)] = in_.d.row(in_.dtype, j, t);
             s.kept[size_t(n++)] = static_cast<int32_t>(t);
@@ -173,9 +171,9 @@ private:
     void begin_reverse(const QueryBlock& block, int64_t j, Scratch& s) const {
         std::fill_n(s.reverse.begin(), block.segments().size(), 0.0);
         for (const Segment& segment : block.segments()) {
-            const int64_t at = place(segment.query, j) * in_.d.length;
-            if (out_.reverse_argmax) std::fill_n(out_.reverse_argmax + at, in_.d.length, -1);
-            if (out_.reverse_values) std::fill_n(out_.reverse_values + at, in_.d.length, 0.0f);
+            const int64_t at = in_.d_cell(segment.query, j), length = in_.d.length_of(j);
+            if (out_.reverse_argmax) std::fill_n(out_.reverse_argmax + at, length, -1);
+            if (out_.reverse_values) std::fill_n(out_.reverse_values + at, length, 0.0f);
         }
     }
 
@@ -195,7 +193,7 @@ private:
                     value = shift + in_.temperature * std::log(sum);
                 }
                 s.reverse[k] += static_cast<double>(in_.d.weight(j, t)) * value;
-                const int64_t at = place(segment.query, j) * in_.d.length + t;
+                const int64_t at = in_.d_cell(segment.query, j) + t;
                 if (out_.reverse_argmax) out_.reverse_argmax[at] = block.tokens()[size_t(segment.begin + winner)];
                 if (out_.reverse_values) out_.reverse_values[at] = value;
             }
@@ -205,9 +203,10 @@ private:
     void finish(const QueryBlock& block, int64_t j, int64_t n, const Scratch& s) const {
         for (size_t k = 0; k < block.segments().size(); ++k) {
             const Segment& segment = block.segments()[k];
-            const int64_t cell = place(segment.query, j), at = cell * in_.q.length;
-            if (out_.argmax) std::fill_n(out_.argmax + at, in_.q.length, -1);
-            if (out_.values) std::fill_n(out_.values + at, in_.q.length, 0.0f);
+            const int64_t cell = in_.cell(segment.query, j), at = in_.q_cell(segment.query, j);
+            const int64_t length = in_.q.length_of(segment.query);
+            if (out_.argmax) std::fill_n(out_.argmax + at, length, -1);
+            if (out_.values) std::fill_n(out_.values + at, length, 0.0f);
             double sum = 0.0;
             for (int64_t x = segment.begin; n > 0 && x < segment.begin + segment.count; ++x) {
                 const int64_t u = block.tokens()[size_t(x)];
