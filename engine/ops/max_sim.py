@@ -332,6 +332,11 @@ def _call(
     )  # fmt: skip
     if pairs:
         outputs = tuple(x[:, 0] if x.ndim > 1 else x for x in outputs)
+    return asked_for(outputs, symmetric, return_alignment)
+
+
+def asked_for(outputs: Outputs, symmetric: bool, return_alignment: bool) -> Tensor | MaxSimOutput:
+    """Of all that an op gave, what the caller wants."""
     scores, reverse_scores, argmax, values, reverse_argmax, reverse_values = outputs
     if not symmetric and not return_alignment:
         return scores
