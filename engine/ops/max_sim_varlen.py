@@ -258,7 +258,7 @@ def max_sim_varlen(
         d: documents `(d_total, D)` with `d_cu_seqlens`, or dense `(Nd, Ld, D)` without. At least one side is packed.
         q_cu_seqlens, d_cu_seqlens: int32 or int64 `(N + 1,)`: item i is the rows from `cu_seqlens[i]` to
             `cu_seqlens[i + 1]`. They ascend from 0 to the number of rows or fewer; rows beyond belong to no item.
-        q_mask, d_mask, q_weights, d_weights: `(total,)` for a packed side, `(N, L)` for a dense one. All else: `max_sim`.
+        q_mask, d_mask, q_weights, d_weights: `(total,)` for packed sides, `(N, L)` for dense ones. All else: `max_sim`.
 
     Returns:
         scores `(Nq, Nd)`, or a `MaxSimOutput` with `symmetric` or `return_alignment`, in which argmax and values are

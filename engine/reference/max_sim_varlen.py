@@ -5,8 +5,8 @@ from `cu_seqlens[i]` up to, not including, `cu_seqlens[i + 1]`. Either side may 
 `engine.reference.max_sim`, of which this is the form without padding: an item of no tokens is an empty set, and a
 winner's place counts from the beginning of its own item.
 
-* Boundaries ascend from 0 to the number of rows or fewer (they are read: on CUDA that waits for the device). Rows beyond
-  the last boundary belong to no item: they have no influence and gradient 0, in the alignment argmax −1 and value 0.
+* Boundaries ascend from 0 to the number of rows or fewer; on CUDA reading them waits for the device. Rows beyond the
+  last boundary belong to no item: they have no influence and gradient 0, in the alignment argmax −1 and value 0.
 * Per-token results of packed queries are `(Nd, q_total)`, those of packed documents `(Nq, d_total)`.
 
 Here, neighbouring items are padded to the longest among them and given to the dense form, in blocks of at most
