@@ -44,12 +44,13 @@ bool bit(uint32_t word, int n) { return (word >> n) & 1u; }
 
 CpuFeatures detect() {
     const Registers one = cpuid(1, 0), seven = cpuid(7, 0), seven_one = cpuid(7, 1);
-    if (!bit(one.c, 27)) return {false, false, false};  // no XGETBV: no vector state beyond SSE
+    if (!bit(one.c, 27)) return {};  // no XGETBV: no vector state beyond SSE
     const uint64_t states = saved_states();
     const bool ymm = (states & 0x6) == 0x6, zmm = ymm && (states & 0xE0) == 0xE0;
     CpuFeatures f;
     f.avx2 = ymm && bit(seven.b, 5) && bit(one.c, 12) && bit(one.c, 29);
     f.avx512 = f.avx2 && zmm && bit(seven.b, 16) && bit(seven.b, 17) && bit(seven.b, 30) && bit(seven.b, 31);
+    f.avx512_vnni = f.avx512 && bit(seven.c, 11);
     f.avx512_bf16 = f.avx512 && bit(seven_one.a, 5);
     return f;
 }
@@ -58,7 +59,7 @@ CpuFeatures detect() {
 #else
 namespace peaksim {
 namespace {
-CpuFeatures detect() { return {false, false, false}; }
+CpuFeatures detect() { return {}; }
 }  // namespace
 #endif
 

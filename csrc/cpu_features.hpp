@@ -6,6 +6,7 @@ namespace peaksim {
 struct CpuFeatures {
     bool avx2;         // with FMA and F16C
     bool avx512;       // F, BW, DQ, VL
+    bool avx512_vnni;
     bool avx512_bf16;
 };
 
