@@ -65,7 +65,7 @@ struct MaxSimOutputs {
     bool reverse() const { return reverse_scores || reverse_argmax || reverse_values; }
 };
 
-// One direction of the hard form's backward: gradients of scores and (or null) of values, winners.
+// One direction of the backward: gradients of scores and (or null) of values; winners in the hard form.
 struct MaxSimIncoming {
     const float* scores;
     const float* values;
@@ -79,5 +79,9 @@ void max_sim(const MaxSimInputs& in, const MaxSimOutputs& out, const char* isa, 
 // may be null. Owner computes: each gradient row is summed by one thread in a fixed order.
 void max_sim_backward(const MaxSimInputs& in, const MaxSimIncoming& forward, const MaxSimIncoming& reverse,
                       float* grad_q, float* grad_d, const char* isa, int threads);
+
+// The same for the soft form, without winners; either direction's scores may be null.
+void max_sim_soft_backward(const MaxSimInputs& in, const MaxSimIncoming& forward, const MaxSimIncoming& reverse,
+                           float* grad_q, float* grad_d, const char* isa, int threads);
 
 }  // namespace peaksim
