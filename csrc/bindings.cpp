@@ -109,10 +109,14 @@ void max_sim(const Array& q, const Array& d, const std::string& dtype, const May
 // Gradients of scores and values and the winners of one direction; None where there are none.
 peaksim::MaxSimIncoming incoming_of(const peaksim::MaxSimInputs& in, const peaksim::Tokens& own, int64_t others,
                                     const MaybeArray& scores, const MaybeArray& values, const MaybeArray& argmax) {
-    const int64_t columns = in.pairs ? 1 : in.d.n;
+    const int64_t columns = in.pairs ? 1 : in.d.n, size = argmax ? argmax->itemsize() : 4;
+    const void* winners = nullptr;
+    if (size == 1) winners = per_token<int8_t>(argmax, "argmax", in, own, others, false);
+    if (size == 2) winners = per_token<int16_t>(argmax, "argmax", in, own, others, false);
+    if (size == 4) winners = per_token<int32_t>(argmax, "argmax", in, own, others, false);
+    if (argmax && !winners) refuse("argmax", "int8, int16 or int32");
     return {dense<float>(scores, "gradient of scores", 'f', {in.q.n, columns}, false),
-            per_token<float>(values, "gradient of values", in, own, others, false),
-            per_token<int32_t>(argmax, "argmax", in, own, others, false)};
+            per_token<float>(values, "gradient of values", in, own, others, false), winners, size};
 }
 
 void max_sim_backward(const Array& q, const Array& d, const std::string& dtype, const MaybeArray& q_offsets,

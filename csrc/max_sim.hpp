@@ -69,7 +69,14 @@ struct MaxSimOutputs {
 struct MaxSimIncoming {
     const float* scores;
     const float* values;
-    const int32_t* argmax;
+    const void* argmax;
+    int64_t argmax_size;  // bytes of an index: 1, 2 or 4, signed
+
+    int64_t winner(int64_t at) const {
+        if (argmax_size == 1) return static_cast<const int8_t*>(argmax)[at];
+        if (argmax_size == 2) return static_cast<const int16_t*>(argmax)[at];
+        return static_cast<const int32_t*>(argmax)[at];
+    }
 };
 
 // Throws std::invalid_argument for an `isa` that is unknown or not to be had here; "" takes the best.
