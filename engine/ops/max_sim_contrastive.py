@@ -20,6 +20,8 @@ from engine.ops.max_sim import _max_sim, _max_sim_backward
 from engine.reference import max_sim_contrastive as reference
 from engine.reference.max_sim import compute_dtype
 
+NAME = "max_sim_contrastive"
+
 # What the results per token of some queries may take before they are narrowed or summed.
 SPAN_BYTES = 16 * 2**20
 
@@ -178,7 +180,7 @@ max_sim_contrastive_backward_op = torch.library.custom_op(
 
 @max_sim_contrastive_backward_op.register_fake
 def _max_sim_contrastive_backward_fake(*args: Any) -> tuple[Tensor, ...]:
-    q, d, logit_scale, symmetric, needs_tokens, needs_weights = *args[5:7], args[11], *args[13:16]
+    q, d, logit_scale, (symmetric, needs_tokens, needs_weights) = args[5], args[6], args[11], args[13:16]
     return _empty_gradients(q, d, logit_scale, symmetric, needs_tokens, needs_weights)
 
 
@@ -192,7 +194,7 @@ def _setup_context(ctx: Any, inputs: tuple, output: Outputs) -> None:
 def _backward(ctx: Any, grad_loss: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
     nothing = (None,) * len(ctx.options)
     if grad_loss is None:
-        return *(None,) * 7, *nothing
+        return (None,) * 7 + nothing
     *inputs, scores, reverse_scores, argmax, reverse_argmax = ctx.saved_tensors
     temperature, symmetric, need_argmax, precision, backend = ctx.options
     needs_tokens, needs_weights = any(ctx.needs_input_grad[:2]), any(ctx.needs_input_grad[4:6])
@@ -234,7 +236,7 @@ def max_sim_contrastive(
     precision: str = "ieee",
     backend: str | None = None,
 ) -> Tensor:
-    """The contrastive loss that tells each query's document, and each document's query, by their max-sim scores.
+    """Contrastive loss: each query tells its document, each document its query, by their max-sim scores.
 
         loss = ½ mean_i (log Σ_j exp z[i, j] - z[i, i]) + ½ mean_j (log Σ_i exp z[i, j] - z[j, j]),
         z = logit_scale · max_sim(q, d)
@@ -244,7 +246,8 @@ def max_sim_contrastive(
     over the first min(Nq, Nd). Scores are sums over tokens; for means, pass `q_weights` of 1 / length.
 
     Memory beyond the gradients is a few times `(Nq, Nd)` and, with the hard maximum, its argmax in the narrowest
-    integers; never the similarities, and no values per token. Edges: `engine.reference.max_sim_contrastive`.
+    integers. Edges: `engine.reference.max_sim_contrastive`. After Radford et al. (CLIP, 2021) and Yao et al.
+    (FILIP, 2021).
 
     Args:
         q, d: `(Nq, Lq, D)` and `(Nd, Ld, D)`, at least one of each; dtypes and strides as in `max_sim`.
@@ -262,32 +265,17 @@ def max_sim_contrastive(
         TypeError, ValueError: an argument of the wrong type, dtype, shape, device or range; no pair.
         RuntimeError: the backend is missing; the message says how to get it.
 
-    The loss is that of Radford et al. (CLIP, 2021) on the scores of Yao et al. (FILIP, 2021).
-
     >>> q = torch.eye(3)[:, None]
     >>> max_sim_contrastive(q, q, logit_scale=100.0).item()
     0.0
     >>> max_sim_contrastive(q, q.roll(1, 0), logit_scale=100.0).item()
     100.0
     """
-    op = "max_sim_contrastive"
-    check_tokens(op, q, d)
-    for name, x, tokens, axes, mask in (
-        ("q_mask", q_mask, q, "(Nq, Lq)", True), ("d_mask", d_mask, d, "(Nd, Ld)", True),
-        ("q_weights", q_weights, q, "(Nq, Lq)", False), ("d_weights", d_weights, d, "(Nd, Ld)", False),
-    ):  # fmt: skip
-        check_per_token(op, name, x, tokens, axes, mask=mask)
-    if not (q.shape[0] and d.shape[0]):
-        raise ValueError(f"{op}: q and d must make at least one pair, got Nq = {q.shape[0]} and Nd = {d.shape[0]}")
-    if d_weights is not None and not symmetric:
-        raise ValueError(f"{op}: d_weights weigh the reverse direction and need symmetric=True, got False")
-    check_temperature(op, temperature)
-    chosen = choose_backend(op, backend, q)
-    check_precision(op, precision, q.dtype, chosen)
-
+    per_token = (q_mask, d_mask, q_weights, d_weights)
+    chosen = _check(q, d, per_token, temperature, symmetric, precision, backend)
     number = compute_dtype(q.dtype)
     weights = [None if w is None else w.to(number) for w in (q_weights, d_weights)]
-    scale = _as_scale(op, logit_scale, q, number)
+    scale = _as_scale(logit_scale, q, number)
     learns = torch.is_grad_enabled() and (q.requires_grad or d.requires_grad)
     loss, *_ = max_sim_contrastive_op(
         q, d, q_mask, d_mask, *weights, scale, None if temperature is None else float(temperature), symmetric,
@@ -296,15 +284,39 @@ def max_sim_contrastive(
     return loss
 
 
-def _as_scale(op: str, logit_scale: object, q: Tensor, number: torch.dtype) -> Tensor:
+def _check(
+    q: Tensor,
+    d: Tensor,
+    per_token: tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None],
+    temperature: float | None,
+    symmetric: bool,
+    precision: str,
+    backend: str | None,
+) -> str:
+    """Everything but logit_scale is right; the backend."""
+    check_tokens(NAME, q, d)
+    for name, x in zip(("q_mask", "d_mask", "q_weights", "d_weights"), per_token, strict=True):
+        tokens, axes = (q, "(Nq, Lq)") if name[0] == "q" else (d, "(Nd, Ld)")
+        check_per_token(NAME, name, x, tokens, axes, mask=name.endswith("mask"))
+    if not (q.shape[0] and d.shape[0]):
+        raise ValueError(f"{NAME}: q and d must make at least one pair, got Nq = {q.shape[0]} and Nd = {d.shape[0]}")
+    if per_token[3] is not None and not symmetric:
+        raise ValueError(f"{NAME}: d_weights weigh the reverse direction and need symmetric=True, got False")
+    check_temperature(NAME, temperature)
+    chosen = choose_backend(NAME, backend, q)
+    check_precision(NAME, precision, q.dtype, chosen)
+    return chosen
+
+
+def _as_scale(logit_scale: object, q: Tensor, number: torch.dtype) -> Tensor:
     """logit_scale as a tensor `()` of the dtype of the arithmetic."""
     if isinstance(logit_scale, Tensor):
         if not logit_scale.dtype.is_floating_point or logit_scale.ndim != 0:
             got = f"{name_of(logit_scale.dtype)} {tuple(logit_scale.shape)}"
-            raise ValueError(f"{op}: logit_scale must be a number or a floating tensor of shape (), got {got}")
+            raise ValueError(f"{NAME}: logit_scale must be a number or a floating tensor of shape (), got {got}")
         if logit_scale.device != q.device:
-            raise ValueError(f"{op}: logit_scale must be on {q.device} as the tokens are, got {logit_scale.device}")
+            raise ValueError(f"{NAME}: logit_scale must be on {q.device} as the tokens are, got {logit_scale.device}")
         return logit_scale.to(number)
     if isinstance(logit_scale, bool) or not isinstance(logit_scale, (int, float)):
-        raise TypeError(f"{op}: logit_scale must be a number or a torch.Tensor, got {type(logit_scale).__name__}")
+        raise TypeError(f"{NAME}: logit_scale must be a number or a torch.Tensor, got {type(logit_scale).__name__}")
     return torch.full((), float(logit_scale), dtype=number, device=q.device)
