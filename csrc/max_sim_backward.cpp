@@ -141,7 +141,7 @@ private:
 
 void max_sim_backward(const MaxSimInputs& in, const MaxSimIncoming& forward, const MaxSimIncoming& reverse,
                       float* grad_q, float* grad_d, const char* isa, int threads) {
-    const Backward backward(in, forward, reverse, max_sim_gradient_kernels(isa));
+    const Backward backward(in, forward, reverse, max_sim_gradient_kernels(in.dtype, isa));
     const double of_q = static_cast<double>(in.q.total) * static_cast<double>(in.pairs ? 1 : in.d.n);
     const double of_d = static_cast<double>(in.d.total) * static_cast<double>(in.pairs ? 1 : in.q.n);
     threads = useful_threads(2.0 * (of_q + (reverse.scores ? of_d : 0.0)) * static_cast<double>(in.dim), threads);

@@ -34,14 +34,14 @@ constexpr MaxSimGradientKernels kKernels = gradient_table<Avx2>("avx2");
 
 }  // namespace
 
-const MaxSimGradientKernels* max_sim_gradient_avx2() { return &kKernels; }
+const MaxSimGradientKernels* max_sim_gradient_avx2(DType) { return &kKernels; }
 
 }  // namespace peaksim
 
 #else
 
 namespace peaksim {
-const MaxSimGradientKernels* max_sim_gradient_avx2() { return nullptr; }
+const MaxSimGradientKernels* max_sim_gradient_avx2(DType) { return nullptr; }
 }  // namespace peaksim
 
 #endif

@@ -42,6 +42,6 @@ constexpr MaxSimGradientKernels kKernels = gradient_table<Generic>("generic");
 
 }  // namespace
 
-const MaxSimGradientKernels* max_sim_gradient_generic() { return &kKernels; }
+const MaxSimGradientKernels* max_sim_gradient_generic(DType) { return &kKernels; }
 
 }  // namespace peaksim

@@ -12,12 +12,12 @@ namespace peaksim {
 
 struct MaxSimGradientKernels {
     const char* isa;
-    int64_t columns;  // width of a panel of packed rows
+    int64_t columns;  // rows are packed in panels of so many columns, the last one filled up with zeros
 
-    // n rows as float32 in panels: to[(k / columns * n + r) * columns + k % columns] = rows[r][k]. The last panel
-    // is filled up with zeros.
+    // n rows as combine() takes them, at `to`, which has room for packed_floats().
     void (*pack)(DType dtype, const void* const* rows, int64_t n, int64_t dim, float* to);
     // to[m][k] += Σ_r c[m * c_row + r * c_step] · row r [k] for m < count, over the n packed rows in ascending order.
+    // Kernels for bfloat16 round c to it.
     void (*combine)(const float* packed, int64_t n, int64_t dim, const float* c, int64_t c_row, int64_t c_step,
                     int64_t count, float* const* to);
     // to[k] += Σ_r c[r] · rows[r][k], in ascending order.
@@ -29,14 +29,18 @@ struct MaxSimGradientKernels {
                             float* most, float* total);
     // to[x] = c · softmax_x(s / temperature) for x < n, 1 <= n. `to` may be `s`.
     void (*softmax_row)(const float* s, int64_t n, float temperature, float c, float* to);
+
+    // Room for n packed rows, which need not be float32.
+    int64_t packed_floats(int64_t n, int64_t dim) const { return n * ((dim + columns - 1) / columns * columns); }
 };
 
-// Null where the unit was compiled without its instructions.
-const MaxSimGradientKernels* max_sim_gradient_generic();
-const MaxSimGradientKernels* max_sim_gradient_avx2();
-const MaxSimGradientKernels* max_sim_gradient_avx512();
+// Null where the unit was compiled without its instructions or has nothing for the dtype.
+const MaxSimGradientKernels* max_sim_gradient_generic(DType dtype);
+const MaxSimGradientKernels* max_sim_gradient_avx2(DType dtype);
+const MaxSimGradientKernels* max_sim_gradient_avx512(DType dtype);
+const MaxSimGradientKernels* max_sim_gradient_avx512_bf16(DType dtype);
 
-// The best kernels on this processor, or no better than `isa`; throws std::invalid_argument.
-const MaxSimGradientKernels& max_sim_gradient_kernels(const char* isa);
+// The best kernels for the dtype on this processor, or no better than `isa`; throws std::invalid_argument.
+const MaxSimGradientKernels& max_sim_gradient_kernels(DType dtype, const char* isa);
 
 }  // namespace peaksim

@@ -19,6 +19,7 @@ inline float element(DType dtype, const void* from, int64_t k) {
     return dtype == DType::float16 ? from_float16(bits) : from_bfloat16(bits);
 }
 
+// float32, in panels: to[(k / columns * n + r) * columns + k % columns] = rows[r][k].
 template <class V>
 void pack(DType dtype, const void* const* rows, int64_t n, int64_t dim, float* to) {
     constexpr int64_t kColumns = V::kWide * V::kLanes;

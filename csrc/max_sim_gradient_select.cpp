@@ -10,22 +10,23 @@
 namespace peaksim {
 namespace {
 
-const MaxSimGradientKernels* named(const std::string& isa) {
-    if (isa == "avx512") return max_sim_gradient_avx512();
-    if (isa == "avx2") return max_sim_gradient_avx2();
-    return isa == "generic" ? max_sim_gradient_generic() : nullptr;
+const MaxSimGradientKernels* named(const std::string& isa, DType dtype) {
+    if (isa == "avx512_bf16") return max_sim_gradient_avx512_bf16(dtype);
+    if (isa == "avx512") return max_sim_gradient_avx512(dtype);
+    if (isa == "avx2") return max_sim_gradient_avx2(dtype);
+    return isa == "generic" ? max_sim_gradient_generic(dtype) : nullptr;
 }
 
 }  // namespace
 
-const MaxSimGradientKernels& max_sim_gradient_kernels(const char* isa) {
+const MaxSimGradientKernels& max_sim_gradient_kernels(DType dtype, const char* isa) {
     // All that any op can use here, best first; a limit that has no table of its own leaves the next one.
     std::istringstream all(max_sim_isas());
     const std::string limit(isa);
     bool allowed = limit.empty();
     for (std::string name; all >> name;) {
         allowed = allowed || name == limit;
-        const MaxSimGradientKernels* kernels = allowed ? named(name) : nullptr;
+        const MaxSimGradientKernels* kernels = allowed ? named(name, dtype) : nullptr;
         if (kernels) return *kernels;
     }
     throw std::invalid_argument(std::string("max_sim: the instruction set must be one of ") + max_sim_isas() +

@@ -48,8 +48,7 @@ public:
     SoftBackward(const MaxSimInputs& in, const MaxSimIncoming& forward, const MaxSimIncoming& reverse, float* grad_q,
                  float* grad_d, const char* isa)
         : in_(in), forward_(forward), reverse_(reverse), grad_q_(grad_q), grad_d_(grad_d),
-          kernels_(max_sim_kernels(in.dtype, isa)), gradient_(max_sim_gradient_kernels(isa)) {
-        padded_ = divide_up(in.dim, gradient_.columns) * gradient_.columns;
+          kernels_(max_sim_kernels(in.dtype, isa)), gradient_(max_sim_gradient_kernels(in.dtype, isa)) {
         const int64_t token_bytes = std::max<int64_t>(1, in.q.length * in.dim * int64_t(sizeof(float)));
         const int64_t tile_bytes = std::max<int64_t>(1, in.q.length * in.d.length * int64_t(sizeof(float)));
         const int64_t most = in.pairs ? 1 : block_size(in.q.n);
@@ -113,8 +112,8 @@ private:
         s.kept.resize(size_t(length));
         s.to_q.resize(size_t(tokens));
         s.to_d.resize(size_t(length));
-        s.packed_q.resize(size_t(tokens * padded_));
-        s.packed_d.resize(size_t(std::min(kRows, length) * padded_));
+        s.packed_q.resize(size_t(gradient_.packed_floats(tokens, in_.dim)));
+        s.packed_d.resize(size_t(gradient_.packed_floats(std::min(kRows, length), in_.dim)));
         s.tile.resize(size_t(length * width));
         if (forward_.scores && reverse_.scores) s.reverse.resize(size_t(length * width));
         if (widens()) {
@@ -239,7 +238,6 @@ private:
     float* grad_d_;
     const MaxSimKernels& kernels_;
     const MaxSimGradientKernels& gradient_;
-    int64_t padded_;    // columns of a packed row
     int64_t together_;  // queries of one block of tokens
     std::atomic<bool> failed_{false};
 };

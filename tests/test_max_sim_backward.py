@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.ops.max_sim import max_sim, max_sim_pairs
-from tests.max_sim_oracle import BACKENDS, INF, INTERPRETED, NAN, forced
+from tests.max_sim_oracle import BACKENDS, DTYPES, INF, INTERPRETED, NAN, forced
 from tests.tolerances import assert_close
 
 COMPILED = [name for name in BACKENDS if name != "reference"]
@@ -67,6 +67,18 @@ def test_sizes_around_blocks(backend: str, temperature: float | None, sizes: tup
     weights = {"q_weights": torch.rand(n_q, l_q), "d_weights": torch.rand(n_d, l_d)}
     q, d = torch.randn(n_q, l_q, dim), torch.randn(n_d, l_d, dim)
     check(backend, q, d, temperature=temperature, scale=5, **masks, **weights)
+
+
+@pytest.mark.parametrize("backend", COMPILED)
+@pytest.mark.parametrize("temperature", [None, 0.2])
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype != torch.float32], ids=str)
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 1), (3, 2, 7, 5, 33), (2, 3, 13, 65, 70), (2, 2, 5, LONG, 47)])
+def test_narrow_dtypes(
+    backend: str, temperature: float | None, dtype: torch.dtype, sizes: tuple[int, ...]
+) -> None:
+    n_q, n_d, l_q, l_d, dim = sizes
+    q, d = torch.randn(n_q, l_q, dim).to(dtype), torch.randn(n_d, l_d, dim).to(dtype)
+    check(backend, q, d, temperature=temperature, d_mask=torch.rand(n_d, l_d) < 0.8)
 
 
 @pytest.mark.parametrize("backend", COMPILED)
