@@ -98,17 +98,17 @@ struct Tile {
 template <int NR, int SPLIT, class Take>
 struct Block {
     const RowRun& rows;
-    int64_t dim;
+    int64_t dim, ahead;
     const float* panel;
     const Take& taker;
 
     template <int MR>
     inline void run(const int64_t (&at)[MR], const int64_t (&next)[MR]) const {
         __m256 acc[MR][NR];
-        const float *from[MR], *ahead[MR];
+        const float *from[MR], *later[MR];
         for (int m = 0; m < MR; ++m) {
             from[m] = static_cast<const float*>(rows.rows[at[m]]);
-            ahead[m] = static_cast<const float*>(rows.rows[next[m]]);
+            later[m] = static_cast<const float*>(rows.rows[next[m]]);
             for (int v = 0; v < NR; ++v) acc[m][v] = _mm256_setzero_ps();
         }
         const float* tokens = panel;
@@ -124,7 +124,7 @@ struct Block {
         constexpr int64_t kLine = 16;  // floats
         int64_t k = 0;
         for (; k + kLine <= dim; k += kLine) {
-            for (int m = 0; m < MR; ++m) _mm_prefetch(reinterpret_cast<const char*>(ahead[m] + k), _MM_HINT_T0);
+            for (int m = 0; m < MR; ++m) _mm_prefetch(reinterpret_cast<const char*>(later[m] + k), _MM_HINT_T1);
             for (int64_t s = k; s < k + kLine; s += SPLIT) step([&](int m) { return repeated<SPLIT>(from[m] + s); });
         }
         for (; k + SPLIT <= dim; k += SPLIT) step([&](int m) { return repeated<SPLIT>(from[m] + k); });
@@ -146,13 +146,14 @@ struct Block {
 // MR * NR sums, NR vectors of tokens and one repeated element fit the 16 registers.
 template <class Take>
 void for_panel(const RowRun& run, int64_t dim, const Panel& panel, const Take& take) {
+    const int64_t ahead = rows_ahead(dim * int64_t(sizeof(float)));
     const float* tokens = static_cast<const float*>(panel.data);
-    if (panel.vectors == 2) return for_rows<6>(run, Block<2, 1, Take>{run, dim, tokens, take});
+    if (panel.vectors == 2) return for_rows<6>(run, Block<2, 1, Take>{run, dim, ahead, tokens, take});
     switch (panel.split) {
-        case 1: return for_rows<12>(run, Block<1, 1, Take>{run, dim, tokens, take});
-        case 2: return for_rows<12>(run, Block<1, 2, Take>{run, dim, tokens, take});
-        case 4: return for_rows<12>(run, Block<1, 4, Take>{run, dim, tokens, take});
-        default: return for_rows<12>(run, Block<1, 8, Take>{run, dim, tokens, take});
+        case 1: return for_rows<12>(run, Block<1, 1, Take>{run, dim, ahead, tokens, take});
+        case 2: return for_rows<12>(run, Block<1, 2, Take>{run, dim, ahead, tokens, take});
+        case 4: return for_rows<12>(run, Block<1, 4, Take>{run, dim, ahead, tokens, take});
+        default: return for_rows<12>(run, Block<1, 8, Take>{run, dim, ahead, tokens, take});
     }
 }
 

@@ -10,19 +10,26 @@
 namespace peaksim {
 namespace {
 
+// The sums live in registers only if all that touches them ends up in one function.
+#if defined(_MSC_VER)
+#define PEAKSIM_INLINE __forceinline
+#else
+#define PEAKSIM_INLINE __attribute__((always_inline)) inline
+#endif
+
 constexpr int kLanes = 16;
 constexpr int kMaxVectors = 4;
 constexpr int kMaxSplit = 16;
 constexpr int kLine = 64;  // bytes of a cache line, and of a vector
 
 // The first `count` lanes.
-inline __mmask16 mask_of(int64_t count) {
+PEAKSIM_INLINE __mmask16 mask_of(int64_t count) {
     return count >= kLanes ? static_cast<__mmask16>(0xFFFF) : static_cast<__mmask16>((1u << count) - 1u);
 }
 
 // 4 * SPLIT bytes at `from`, repeated over the vector.
 template <int SPLIT>
-inline __m512i repeated(const char* from) {
+PEAKSIM_INLINE __m512i repeated(const char* from) {
     if constexpr (SPLIT == 1) {
         int32_t word;
         std::memcpy(&word, from, sizeof word);
@@ -42,7 +49,7 @@ inline __m512i repeated(const char* from) {
 
 // The same of the first `count` bytes, zeros in place of the others.
 template <int SPLIT>
-inline __m512i repeated_rest(const char* from, int64_t count) {
+PEAKSIM_INLINE __m512i repeated_rest(const char* from, int64_t count) {
     const __mmask64 bytes = (__mmask64{1} << count) - 1;
     if constexpr (SPLIT <= 4) {
         const __m128i x = _mm_maskz_loadu_epi8(static_cast<__mmask16>(bytes), from);
@@ -58,38 +65,43 @@ inline __m512i repeated_rest(const char* from, int64_t count) {
 
 // Similarities of MR rows and the panel's tokens. Kernel::add(acc, row, tokens) is one instruction's worth.
 template <class Kernel, int MR, int NR, int SPLIT>
-inline void products(__m512 (&acc)[MR][NR], const char* const (&from)[MR], const char* const (&next)[MR],
-                     int64_t bytes, const char* tokens) {
-    constexpr int kStep = 4 * SPLIT;
-    for (int m = 0; m < MR; ++m) {
-        for (int v = 0; v < NR; ++v) acc[m][v] = _mm512_setzero_ps();
+struct Products {
+    static constexpr int kStep = 4 * SPLIT;
+
+    __m512 acc[MR][NR];
+
+    PEAKSIM_INLINE void add(int m, __m512i row, const __m512i (&t)[NR]) {
+        for (int v = 0; v < NR; ++v) acc[m][v] = Kernel::add(acc[m][v], row, t[v]);
     }
-    const auto step = [&](int64_t k) {
+
+    PEAKSIM_INLINE void step(const char* const (&from)[MR], int64_t k, const char* tokens) {
         __m512i t[NR];
         for (int v = 0; v < NR; ++v) t[v] = _mm512_load_si512(tokens + v * kLine);
+        for (int m = 0; m < MR; ++m) add(m, repeated<SPLIT>(from[m] + k), t);
+    }
+
+    PEAKSIM_INLINE void run(const char* const (&from)[MR], const char* const (&next)[MR], int64_t bytes,
+                            const char* tokens) {
         for (int m = 0; m < MR; ++m) {
-            const __m512i x = repeated<SPLIT>(from[m] + k);
-            for (int v = 0; v < NR; ++v) acc[m][v] = Kernel::add(acc[m][v], x, t[v]);
+            for (int v = 0; v < NR; ++v) acc[m][v] = _mm512_setzero_ps();
         }
-        tokens += NR * kLine;
-    };
-    int64_t k = 0;
-    for (; k + kLine <= bytes; k += kLine) {
-        for (int m = 0; m < MR; ++m) _mm_prefetch(next[m] + k, _MM_HINT_T0);
-        for (int s = 0; s < kLine; s += kStep) step(k + s);
+        int64_t k = 0;
+        while (k + kLine <= bytes) {
+            for (int m = 0; m < MR; ++m) _mm_prefetch(next[m] + k, _MM_HINT_T1);
+            for (const int64_t end = k + kLine; k < end; k += kStep, tokens += NR * kLine) step(from, k, tokens);
+        }
+        for (; k + kStep <= bytes; k += kStep, tokens += NR * kLine) step(from, k, tokens);
+        if (k == bytes) return;
+        // The last elements alone: what follows them in memory is not the row's, and 0 times it may be NaN.
+        __m512i t[NR];
+        for (int v = 0; v < NR; ++v) t[v] = _mm512_load_si512(tokens + v * kLine);
+        for (int m = 0; m < MR; ++m) add(m, repeated_rest<SPLIT>(from[m] + k, bytes - k), t);
     }
-    for (; k + kStep <= bytes; k += kStep) step(k);
-    if (k == bytes) return;
-    // The last elements alone: what follows them in memory is not the row's, and 0 times it may be NaN.
-    for (int m = 0; m < MR; ++m) {
-        const __m512i x = repeated_rest<SPLIT>(from[m] + k, bytes - k);
-        for (int v = 0; v < NR; ++v) acc[m][v] = Kernel::add(acc[m][v], x, _mm512_load_si512(tokens + v * kLine));
-    }
-}
+};
 
 // The sum of each token's lanes, moved to the front of the vector.
 template <int SPLIT>
-inline __m512 settled(__m512 x) {
+PEAKSIM_INLINE __m512 settled(__m512 x) {
     if constexpr (SPLIT >= 2) x = _mm512_add_ps(x, _mm512_maskz_permute_ps(0xFFFF, x, 0xB1));
     if constexpr (SPLIT >= 4) x = _mm512_add_ps(x, _mm512_maskz_permute_ps(0xFFFF, x, 0x4E));
     if constexpr (SPLIT >= 8) x = _mm512_add_ps(x, _mm512_maskz_shuffle_f32x4(0xFFFF, x, x, 0xB1));
@@ -109,7 +121,7 @@ struct Fold {
     int32_t* index;
 
     template <int SPLIT, int MR, int NR>
-    inline void take(const __m512 (&acc)[MR][NR], const int64_t (&at)[MR]) const {
+    PEAKSIM_INLINE void take(const __m512 (&acc)[MR][NR], const int64_t (&at)[MR]) const {
         __mmask16 nan = 0;
         for (int m = 0; m < MR; ++m) {
             for (int v = 0; v < NR; ++v) nan |= _mm512_cmp_ps_mask(acc[m][v], acc[m][v], _CMP_UNORD_Q);
@@ -125,7 +137,7 @@ struct Fold {
     }
 
     template <int SPLIT, int MR, int NR>
-    inline void one_document(const __m512 (&acc)[MR][NR], int32_t document) const {
+    PEAKSIM_INLINE void one_document(const __m512 (&acc)[MR][NR], int32_t document) const {
         constexpr __mmask16 kTokens = static_cast<__mmask16>((1u << (kLanes / SPLIT)) - 1u);
         float* to = best + document * stride;
         for (int v = 0; v < NR; ++v) {
@@ -138,7 +150,7 @@ struct Fold {
     }
 
     template <int SPLIT, bool NAN_THERE, int MR>
-    inline void rows(const __m512 (&column)[MR], const int64_t (&at)[MR], int v) const {
+    PEAKSIM_INLINE void rows(const __m512 (&column)[MR], const int64_t (&at)[MR], int v) const {
         constexpr __mmask16 kTokens = static_cast<__mmask16>((1u << (kLanes / SPLIT)) - 1u);
         for (int m = 0; m < MR;) {
             const int32_t document = run.document[at[m]];
@@ -166,7 +178,7 @@ struct Tile {
     float* out;
 
     template <int SPLIT, int MR, int NR>
-    inline void take(const __m512 (&acc)[MR][NR], const int64_t (&at)[MR]) const {
+    PEAKSIM_INLINE void take(const __m512 (&acc)[MR][NR], const int64_t (&at)[MR]) const {
         constexpr __mmask16 kTokens = static_cast<__mmask16>((1u << (kLanes / SPLIT)) - 1u);
         for (int m = 0; m < MR; ++m) {
             for (int v = 0; v < NR; ++v) _mm512_mask_storeu_ps(out + at[m] * stride + v * kLanes, kTokens, acc[m][v]);
@@ -177,41 +189,41 @@ struct Tile {
 // What for_rows runs: MR rows against the whole panel.
 template <class Kernel, int NR, int SPLIT, class Take>
 struct Block {
-    const RowRun& run_;
-    int64_t bytes;
+    const RowRun& rows;
+    int64_t bytes, ahead;
     const char* tokens;
     const Take& taker;
 
     template <int MR>
-    inline void run(const int64_t (&at)[MR], const int64_t (&next)[MR]) const {
-        __m512 acc[MR][NR];
+    PEAKSIM_INLINE void run(const int64_t (&at)[MR], const int64_t (&next)[MR]) const {
+        Products<Kernel, MR, NR, SPLIT> products;
         const char *from[MR], *ahead[MR];
         for (int m = 0; m < MR; ++m) {
-            from[m] = static_cast<const char*>(run_.rows[at[m]]);
-            ahead[m] = static_cast<const char*>(run_.rows[next[m]]);
+            from[m] = static_cast<const char*>(rows.rows[at[m]]);
+            ahead[m] = static_cast<const char*>(rows.rows[next[m]]);
         }
-        products<Kernel, MR, NR, SPLIT>(acc, from, ahead, bytes, tokens);
+        products.run(from, ahead, bytes, tokens);
         for (int m = 0; m < MR; ++m) {
-            for (int v = 0; v < NR; ++v) acc[m][v] = settled<SPLIT>(acc[m][v]);
+            for (int v = 0; v < NR; ++v) products.acc[m][v] = settled<SPLIT>(products.acc[m][v]);
         }
-        taker.template take<SPLIT>(acc, at);
+        taker.template take<SPLIT>(products.acc, at);
     }
 };
 
 // MR * NR sums, NR vectors of tokens and one repeated element fit the 32 registers.
 template <class Kernel, class Take>
 void for_panel(const RowRun& run, int64_t dim, const Panel& panel, const Take& take) {
-    const int64_t bytes = dim * Kernel::kElement;
+    const int64_t bytes = dim * Kernel::kElement, ahead = rows_ahead(bytes);
     const char* tokens = static_cast<const char*>(panel.data);
-    if (panel.vectors == 4) return for_rows<6>(run, Block<Kernel, 4, 1, Take>{run, bytes, tokens, take});
-    if (panel.vectors == 3) return for_rows<8>(run, Block<Kernel, 3, 1, Take>{run, bytes, tokens, take});
-    if (panel.vectors == 2) return for_rows<12>(run, Block<Kernel, 2, 1, Take>{run, bytes, tokens, take});
+    if (panel.vectors == 4) return for_rows<6>(run, Block<Kernel, 4, 1, Take>{run, bytes, ahead, tokens, take});
+    if (panel.vectors == 3) return for_rows<8>(run, Block<Kernel, 3, 1, Take>{run, bytes, ahead, tokens, take});
+    if (panel.vectors == 2) return for_rows<12>(run, Block<Kernel, 2, 1, Take>{run, bytes, ahead, tokens, take});
     switch (panel.split) {
-        case 1: return for_rows<12>(run, Block<Kernel, 1, 1, Take>{run, bytes, tokens, take});
-        case 2: return for_rows<12>(run, Block<Kernel, 1, 2, Take>{run, bytes, tokens, take});
-        case 4: return for_rows<12>(run, Block<Kernel, 1, 4, Take>{run, bytes, tokens, take});
-        case 8: return for_rows<12>(run, Block<Kernel, 1, 8, Take>{run, bytes, tokens, take});
-        default: return for_rows<12>(run, Block<Kernel, 1, 16, Take>{run, bytes, tokens, take});
+        case 1: return for_rows<12>(run, Block<Kernel, 1, 1, Take>{run, bytes, ahead, tokens, take});
+        case 2: return for_rows<12>(run, Block<Kernel, 1, 2, Take>{run, bytes, ahead, tokens, take});
+        case 4: return for_rows<12>(run, Block<Kernel, 1, 4, Take>{run, bytes, ahead, tokens, take});
+        case 8: return for_rows<12>(run, Block<Kernel, 1, 8, Take>{run, bytes, ahead, tokens, take});
+        default: return for_rows<12>(run, Block<Kernel, 1, 16, Take>{run, bytes, ahead, tokens, take});
     }
 }
 
@@ -226,7 +238,7 @@ void tile(const RowRun& run, int64_t dim, const Panel& panel, int64_t stride, fl
 }
 
 // 16 elements from `from + k`, or the first ones of them under `mask`, as float32.
-inline __m512 load(DType dtype, const void* from, int64_t k, __mmask16 mask) {
+PEAKSIM_INLINE __m512 load(DType dtype, const void* from, int64_t k, __mmask16 mask) {
     if (dtype == DType::float32) return _mm512_maskz_loadu_ps(mask, static_cast<const float*>(from) + k);
     const __m256i bits = _mm256_maskz_loadu_epi16(mask, static_cast<const uint16_t*>(from) + k);
     // The zeroing forms: GCC 12 warns of its own header for the plain ones.

@@ -12,7 +12,7 @@ constexpr int kLanes = 8;
 template <class Take>
 struct Block {
     const RowRun& rows;
-    int64_t dim;
+    int64_t dim, ahead;
     const float* panel;
     const Take& take;
 
@@ -35,14 +35,14 @@ void fold(const RowRun& run, int64_t dim, const Panel& panel, int64_t stride, fl
         const int64_t place = run.document[row] * stride;
         columns(sims, 1, 0, kLanes, run.token[row], best + place, index ? index + place : nullptr);
     };
-    for_rows<4>(run, Block<decltype(take)>{run, dim, static_cast<const float*>(panel.data), take});
+    for_rows<4>(run, Block<decltype(take)>{run, dim, 1, static_cast<const float*>(panel.data), take});
 }
 
 void tile(const RowRun& run, int64_t dim, const Panel& panel, int64_t stride, float* out) {
     const auto take = [&](const float* sims, int64_t row) {
         for (int u = 0; u < kLanes; ++u) out[row * stride + u] = sims[u];
     };
-    for_rows<4>(run, Block<decltype(take)>{run, dim, static_cast<const float*>(panel.data), take});
+    for_rows<4>(run, Block<decltype(take)>{run, dim, 1, static_cast<const float*>(panel.data), take});
 }
 
 template <class Convert>

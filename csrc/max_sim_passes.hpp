@@ -87,16 +87,24 @@ float row_sum(const float* s, int64_t n, float shift, float temperature) {
     return total;
 }
 
+// How many rows of so many bytes a fetch from memory should be ahead: a block of them at least.
+inline int64_t rows_ahead(int64_t bytes) {
+    constexpr int64_t kAhead = 12 << 10;
+    const int64_t rows = kAhead / (bytes + 1);
+    return rows > 12 ? rows : 12;
+}
+
 // Blocks of MR rows one after the other, what is left in blocks of half or a quarter as many. Where fewer rows are left
 // than a block has, its last row repeats the run's last: maxima do not change by it, and a tile's row is written twice.
-// Block::run<MR>(at, next): indices of its rows, and of rows to fetch ahead.
+// Block::run<MR>(at, next): indices of its rows, and of the rows to fetch ahead, block.ahead further on.
 template <int MR, class Block>
 void for_rows(const RowRun& run, const Block& block, int64_t done = 0) {
+    const int64_t ahead = block.ahead;
     const auto take = [&](int64_t first) {
         int64_t at[MR], next[MR];
         for (int m = 0; m < MR; ++m) {
             at[m] = first + m < run.n ? first + m : run.n - 1;
-            next[m] = first + MR + m < run.known ? first + MR + m : run.known - 1;
+            next[m] = first + ahead + m < run.known ? first + ahead + m : run.known - 1;
         }
         block.template run<MR>(at, next);
     };
