@@ -18,7 +18,7 @@ constexpr int kMaxSplit = 8;
 
 // SPLIT floats at `from`, repeated over the vector.
 template <int SPLIT>
-inline __m256 repeated(const float* from) {
+PEAKSIM_INLINE __m256 repeated(const float* from) {
     if constexpr (SPLIT == 1) return _mm256_broadcast_ss(from);
     if constexpr (SPLIT == 2) {
         double both;
@@ -34,7 +34,7 @@ inline __m256 repeated(const float* from) {
 
 // The sum of each token's lanes, moved to the front of the vector.
 template <int SPLIT>
-inline __m256 settled(__m256 x) {
+PEAKSIM_INLINE __m256 settled(__m256 x) {
     if constexpr (SPLIT >= 2) x = _mm256_add_ps(x, _mm256_permute_ps(x, 0xB1));
     if constexpr (SPLIT >= 4) x = _mm256_add_ps(x, _mm256_permute_ps(x, 0x4E));
     if constexpr (SPLIT >= 8) x = _mm256_add_ps(x, _mm256_permute2f128_ps(x, x, 0x01));
@@ -45,7 +45,7 @@ inline __m256 settled(__m256 x) {
 
 // Lanes that hold a token's sum.
 template <int SPLIT>
-inline __m256i tokens_of() {
+PEAKSIM_INLINE __m256i tokens_of() {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(kLanes / SPLIT), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 
@@ -57,24 +57,33 @@ struct Fold {
     int32_t* index;
 
     template <int SPLIT, int MR, int NR>
-    inline void take(const __m256 (&acc)[MR][NR], const int64_t (&at)[MR]) const {
-        const __m256i lanes = tokens_of<SPLIT>();
+    PEAKSIM_INLINE void take(const __m256 (&acc)[MR][NR], const int64_t (&at)[MR]) const {
+        PEAKSIM_UNROLL
         for (int v = 0; v < NR; ++v) {
-            for (int m = 0; m < MR;) {
-                const int32_t document = run.document[at[m]];
-                const int64_t place = document * stride + v * kLanes;
-                __m256 most = _mm256_maskload_ps(best + place, lanes);
-                __m256i token = index ? _mm256_maskload_epi32(index + place, lanes) : _mm256_setzero_si256();
-                for (; m < MR && run.document[at[m]] == document; ++m) {
-                    // "Not less or equal" holds for greater and for NaN; a NaN that is there already stays.
-                    const __m256 wins = _mm256_and_ps(_mm256_cmp_ps(acc[m][v], most, _CMP_NLE_UQ),
-                                                      _mm256_cmp_ps(most, most, _CMP_ORD_Q));
-                    most = _mm256_blendv_ps(most, acc[m][v], wins);
-                    token = _mm256_blendv_epi8(token, _mm256_set1_epi32(run.token[at[m]]), _mm256_castps_si256(wins));
-                }
-                _mm256_maskstore_ps(best + place, lanes, most);
-                if (index) _mm256_maskstore_epi32(index + place, lanes, token);
+            // In memory, for the documents' borders lie anywhere.
+            __m256 column[MR];
+            PEAKSIM_UNROLL
+            for (int m = 0; m < MR; ++m) column[m] = acc[m][v];
+            rows(column, at, v, tokens_of<SPLIT>());
+        }
+    }
+
+    template <int MR>
+    PEAKSIM_INLINE void rows(const __m256 (&column)[MR], const int64_t (&at)[MR], int v, __m256i lanes) const {
+        for (int m = 0; m < MR;) {
+            const int32_t document = run.document[at[m]];
+            const int64_t place = document * stride + v * kLanes;
+            __m256 most = _mm256_maskload_ps(best + place, lanes);
+            __m256i token = index ? _mm256_maskload_epi32(index + place, lanes) : _mm256_setzero_si256();
+            for (; m < MR && run.document[at[m]] == document; ++m) {
+                // "Not less or equal" holds for greater and for NaN; a NaN that is there already stays.
+                const __m256 wins = _mm256_and_ps(_mm256_cmp_ps(column[m], most, _CMP_NLE_UQ),
+                                                  _mm256_cmp_ps(most, most, _CMP_ORD_Q));
+                most = _mm256_blendv_ps(most, column[m], wins);
+                token = _mm256_blendv_epi8(token, _mm256_set1_epi32(run.token[at[m]]), _mm256_castps_si256(wins));
             }
+            _mm256_maskstore_ps(best + place, lanes, most);
+            if (index) _mm256_maskstore_epi32(index + place, lanes, token);
         }
     }
 };
@@ -85,12 +94,59 @@ struct Tile {
     float* out;
 
     template <int SPLIT, int MR, int NR>
-    inline void take(const __m256 (&acc)[MR][NR], const int64_t (&at)[MR]) const {
+    PEAKSIM_INLINE void take(const __m256 (&acc)[MR][NR], const int64_t (&at)[MR]) const {
+        PEAKSIM_UNROLL
         for (int m = 0; m < MR; ++m) {
+            PEAKSIM_UNROLL
             for (int v = 0; v < NR; ++v) {
                 _mm256_maskstore_ps(out + at[m] * stride + v * kLanes, tokens_of<SPLIT>(), acc[m][v]);
             }
         }
+    }
+};
+
+// Similarities of MR rows and the panel's tokens.
+template <int MR, int NR, int SPLIT>
+struct Products {
+    __m256 acc[MR][NR];
+
+    PEAKSIM_INLINE void step(const float* const (&from)[MR], int64_t k, const float* tokens) {
+        __m256 t[NR];
+        PEAKSIM_UNROLL
+        for (int v = 0; v < NR; ++v) t[v] = _mm256_load_ps(tokens + v * kLanes);
+        PEAKSIM_UNROLL
+        for (int m = 0; m < MR; ++m) {
+            const __m256 x = repeated<SPLIT>(from[m] + k);
+            PEAKSIM_UNROLL
+            for (int v = 0; v < NR; ++v) acc[m][v] = _mm256_fmadd_ps(x, t[v], acc[m][v]);
+        }
+    }
+
+    PEAKSIM_INLINE void run(const float* const (&from)[MR], const float* const (&next)[MR], int64_t dim,
+                            const float* tokens) {
+        PEAKSIM_UNROLL
+        for (int m = 0; m < MR; ++m) {
+            PEAKSIM_UNROLL
+            for (int v = 0; v < NR; ++v) acc[m][v] = _mm256_setzero_ps();
+        }
+        constexpr int64_t kLine = 16;  // floats
+        int64_t k = 0;
+        while (k + kLine <= dim) {
+            PEAKSIM_UNROLL
+            for (int m = 0; m < MR; ++m) _mm_prefetch(reinterpret_cast<const char*>(next[m] + k), _MM_HINT_T1);
+            for (const int64_t end = k + kLine; k < end; k += SPLIT, tokens += NR * kLanes) step(from, k, tokens);
+        }
+        for (; k + SPLIT <= dim; k += SPLIT, tokens += NR * kLanes) step(from, k, tokens);
+        if (k == dim) return;
+        // The last elements alone: what follows them in memory is not the row's, and 0 times it may be NaN.
+        float rest[MR][SPLIT] = {};
+        const float* padded[MR];
+        PEAKSIM_UNROLL
+        for (int m = 0; m < MR; ++m) {
+            for (int64_t e = 0; e < dim - k; ++e) rest[m][e] = from[m][k + e];
+            padded[m] = rest[m];
+        }
+        step(padded, 0, tokens);
     }
 };
 
@@ -103,43 +159,21 @@ struct Block {
     const Take& taker;
 
     template <int MR>
-    inline void run(const int64_t (&at)[MR], const int64_t (&next)[MR]) const {
-        __m256 acc[MR][NR];
+    PEAKSIM_INLINE void run(const int64_t (&at)[MR], const int64_t (&next)[MR]) const {
+        Products<MR, NR, SPLIT> products;
         const float *from[MR], *later[MR];
+        PEAKSIM_UNROLL
         for (int m = 0; m < MR; ++m) {
             from[m] = static_cast<const float*>(rows.rows[at[m]]);
             later[m] = static_cast<const float*>(rows.rows[next[m]]);
-            for (int v = 0; v < NR; ++v) acc[m][v] = _mm256_setzero_ps();
         }
-        const float* tokens = panel;
-        const auto step = [&](const auto& x_of) {
-            __m256 t[NR];
-            for (int v = 0; v < NR; ++v) t[v] = _mm256_load_ps(tokens + v * kLanes);
-            for (int m = 0; m < MR; ++m) {
-                const __m256 x = x_of(m);
-                for (int v = 0; v < NR; ++v) acc[m][v] = _mm256_fmadd_ps(x, t[v], acc[m][v]);
-            }
-            tokens += NR * kLanes;
-        };
-        constexpr int64_t kLine = 16;  // floats
-        int64_t k = 0;
-        for (; k + kLine <= dim; k += kLine) {
-            for (int m = 0; m < MR; ++m) _mm_prefetch(reinterpret_cast<const char*>(later[m] + k), _MM_HINT_T1);
-            for (int64_t s = k; s < k + kLine; s += SPLIT) step([&](int m) { return repeated<SPLIT>(from[m] + s); });
-        }
-        for (; k + SPLIT <= dim; k += SPLIT) step([&](int m) { return repeated<SPLIT>(from[m] + k); });
-        if (k < dim) {
-            // The last elements alone: what follows them in memory is not the row's, and 0 times it may be NaN.
-            step([&](int m) {
-                float rest[SPLIT] = {};
-                for (int64_t e = 0; e < dim - k; ++e) rest[e] = from[m][k + e];
-                return repeated<SPLIT>(rest);
-            });
-        }
+        products.run(from, later, dim, panel);
+        PEAKSIM_UNROLL
         for (int m = 0; m < MR; ++m) {
-            for (int v = 0; v < NR; ++v) acc[m][v] = settled<SPLIT>(acc[m][v]);
+            PEAKSIM_UNROLL
+            for (int v = 0; v < NR; ++v) products.acc[m][v] = settled<SPLIT>(products.acc[m][v]);
         }
-        taker.template take<SPLIT>(acc, at);
+        taker.template take<SPLIT>(products.acc, at);
     }
 };
 

@@ -10,13 +10,6 @@
 namespace peaksim {
 namespace {
 
-// The sums live in registers only if all that touches them ends up in one function.
-#if defined(_MSC_VER)
-#define PEAKSIM_INLINE __forceinline
-#else
-#define PEAKSIM_INLINE __attribute__((always_inline)) inline
-#endif
-
 constexpr int kLanes = 16;
 constexpr int kMaxVectors = 4;
 constexpr int kMaxSplit = 16;
@@ -71,22 +64,28 @@ struct Products {
     __m512 acc[MR][NR];
 
     PEAKSIM_INLINE void add(int m, __m512i row, const __m512i (&t)[NR]) {
+        PEAKSIM_UNROLL
         for (int v = 0; v < NR; ++v) acc[m][v] = Kernel::add(acc[m][v], row, t[v]);
     }
 
     PEAKSIM_INLINE void step(const char* const (&from)[MR], int64_t k, const char* tokens) {
         __m512i t[NR];
+        PEAKSIM_UNROLL
         for (int v = 0; v < NR; ++v) t[v] = _mm512_load_si512(tokens + v * kLine);
+        PEAKSIM_UNROLL
         for (int m = 0; m < MR; ++m) add(m, repeated<SPLIT>(from[m] + k), t);
     }
 
     PEAKSIM_INLINE void run(const char* const (&from)[MR], const char* const (&next)[MR], int64_t bytes,
                             const char* tokens) {
+        PEAKSIM_UNROLL
         for (int m = 0; m < MR; ++m) {
+            PEAKSIM_UNROLL
             for (int v = 0; v < NR; ++v) acc[m][v] = _mm512_setzero_ps();
         }
         int64_t k = 0;
         while (k + kLine <= bytes) {
+            PEAKSIM_UNROLL
             for (int m = 0; m < MR; ++m) _mm_prefetch(next[m] + k, _MM_HINT_T1);
             for (const int64_t end = k + kLine; k < end; k += kStep, tokens += NR * kLine) step(from, k, tokens);
         }
@@ -94,7 +93,9 @@ struct Products {
         if (k == bytes) return;
         // The last elements alone: what follows them in memory is not the row's, and 0 times it may be NaN.
         __m512i t[NR];
+        PEAKSIM_UNROLL
         for (int v = 0; v < NR; ++v) t[v] = _mm512_load_si512(tokens + v * kLine);
+        PEAKSIM_UNROLL
         for (int m = 0; m < MR; ++m) add(m, repeated_rest<SPLIT>(from[m] + k, bytes - k), t);
     }
 };
@@ -123,14 +124,18 @@ struct Fold {
     template <int SPLIT, int MR, int NR>
     PEAKSIM_INLINE void take(const __m512 (&acc)[MR][NR], const int64_t (&at)[MR]) const {
         __mmask16 nan = 0;
+        PEAKSIM_UNROLL
         for (int m = 0; m < MR; ++m) {
+            PEAKSIM_UNROLL
             for (int v = 0; v < NR; ++v) nan |= _mm512_cmp_ps_mask(acc[m][v], acc[m][v], _CMP_UNORD_Q);
         }
         const int32_t first = run.document[at[0]];
         if (!nan && !index && first == run.document[at[MR - 1]]) return one_document<SPLIT>(acc, first);
+        PEAKSIM_UNROLL
         for (int v = 0; v < NR; ++v) {
             // One vector of tokens at a time, for the documents' borders lie anywhere.
             __m512 column[MR];
+            PEAKSIM_UNROLL
             for (int m = 0; m < MR; ++m) column[m] = acc[m][v];
             nan ? rows<SPLIT, true>(column, at, v) : rows<SPLIT, false>(column, at, v);
         }
@@ -140,8 +145,10 @@ struct Fold {
     PEAKSIM_INLINE void one_document(const __m512 (&acc)[MR][NR], int32_t document) const {
         constexpr __mmask16 kTokens = static_cast<__mmask16>((1u << (kLanes / SPLIT)) - 1u);
         float* to = best + document * stride;
+        PEAKSIM_UNROLL
         for (int v = 0; v < NR; ++v) {
             __m512 most = acc[0][v];
+            PEAKSIM_UNROLL
             for (int m = 1; m < MR; ++m) most = _mm512_max_ps(most, acc[m][v]);
             // Of a NaN and a number the instruction takes its second operand: a NaN that is there already stays.
             most = _mm512_max_ps(most, _mm512_maskz_loadu_ps(kTokens, to + v * kLanes));
@@ -180,7 +187,9 @@ struct Tile {
     template <int SPLIT, int MR, int NR>
     PEAKSIM_INLINE void take(const __m512 (&acc)[MR][NR], const int64_t (&at)[MR]) const {
         constexpr __mmask16 kTokens = static_cast<__mmask16>((1u << (kLanes / SPLIT)) - 1u);
+        PEAKSIM_UNROLL
         for (int m = 0; m < MR; ++m) {
+            PEAKSIM_UNROLL
             for (int v = 0; v < NR; ++v) _mm512_mask_storeu_ps(out + at[m] * stride + v * kLanes, kTokens, acc[m][v]);
         }
     }
@@ -198,12 +207,15 @@ struct Block {
     PEAKSIM_INLINE void run(const int64_t (&at)[MR], const int64_t (&next)[MR]) const {
         Products<Kernel, MR, NR, SPLIT> products;
         const char *from[MR], *ahead[MR];
+        PEAKSIM_UNROLL
         for (int m = 0; m < MR; ++m) {
             from[m] = static_cast<const char*>(rows.rows[at[m]]);
             ahead[m] = static_cast<const char*>(rows.rows[next[m]]);
         }
         products.run(from, ahead, bytes, tokens);
+        PEAKSIM_UNROLL
         for (int m = 0; m < MR; ++m) {
+            PEAKSIM_UNROLL
             for (int v = 0; v < NR; ++v) products.acc[m][v] = settled<SPLIT>(products.acc[m][v]);
         }
         taker.template take<SPLIT>(products.acc, at);
