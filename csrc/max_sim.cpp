@@ -47,9 +47,8 @@ class Forward {
 public:
     Forward(const MaxSimInputs& in, const MaxSimOutputs& out, const MaxSimKernels& kernels, int threads)
         : in_(in), out_(out), kernels_(kernels) {
-        const double work = static_cast<double>(in.q.n) * static_cast<double>(in.q.length) *
-                            static_cast<double>(in.pairs ? 1 : in.d.n) * static_cast<double>(in.d.length) *
-                            static_cast<double>(in.dim);
+        const double documents = static_cast<double>(in.pairs ? in.d.length : in.d.total);
+        const double work = static_cast<double>(in.q.total) * documents * static_cast<double>(in.dim);
         threads_ = useful_threads(work, threads);
         tiled_ = in.temperature > 0.0f || out.reverse();
     }
@@ -82,7 +81,8 @@ private:
                                                     tiled_ ? width * int64_t(sizeof(float)) : 1);
         chunk_ = std::clamp<int64_t>(kRowsBytes / row_bytes, 24, kTableRows);
         table_ = tiled_ ? std::max<int64_t>(1, in_.d.length) : kTableRows;
-        documents_ = std::max<int64_t>(1, std::min(2 * kTableRows / std::max<int64_t>(1, in_.d.length),
+        const int64_t length = in_.d.total / std::max<int64_t>(1, in_.d.n);
+        documents_ = std::max<int64_t>(1, std::min(2 * kTableRows / std::max<int64_t>(1, length),
                                                    kBestBytes / std::max<int64_t>(1, width * int64_t(sizeof(float)))));
         std::vector<Scratch> scratch(static_cast<size_t>(threads_));
         for (Scratch& s : scratch) prepare(s, width, queries);
@@ -121,7 +121,6 @@ private:
     }
 
     bool widens() const { return !kernels_.as_stored && in_.dtype != DType::float32; }
-    int64_t place(int64_t i, int64_t j) const { return in_.pairs ? i : i * in_.d.n + j; }
 
     // All queries of the block against documents [first, last).
     void score(const QueryBlock& block, int64_t first, int64_t last, Scratch& s) const {
@@ -134,7 +133,7 @@ private:
         std::fill_n(s.found.begin(), last - first, -1);
         int64_t n = 0;
         for (int64_t j = first; j < last; ++j) {
-            for (int64_t t = 0, left = in_.d.length; left > 0;) {
+            for (int64_t t = 0, left = in_.d.length_of(j); left > 0;) {
                 if (n == table_) take_rows(block, std::exchange(n, 0), s);
                 const int64_t some = std::min(left, table_ - n);
                 n += list_rows(j, t, t + some, n, j - first, width, s);
@@ -146,7 +145,8 @@ private:
     }
 
     // Appends the kept tokens of document j among [from, to) to the table, which holds n rows; returns their number.
-    int64_t list_rows(int64_t j, int64_t from, int64_t to, int64_t n, int64_t document, int64_t width, Scratch& s) const {
+    int64_t list_rows(int64_t j, int64_t from, int64_t to, int64_t n, int64_t document, int64_t width,
+                      Scratch& s) const {
         const int64_t before = n;
         for (int64_t t = from; t < to; ++t) {
             if (!in_.d.kept(j, t)) continue;
@@ -188,7 +188,7 @@ private:
     // Where sums of exponentials or maxima of the other direction are wanted: one document at a time.
     void score_by_tiles(const QueryBlock& block, int64_t j, Scratch& s) const {
         s.found[0] = -1;
-        const int64_t n = list_rows(j, 0, in_.d.length, 0, 0, block.width(), s);
+        const int64_t n = list_rows(j, 0, in_.d.length_of(j), 0, 0, block.width(), s);
         std::fill(s.best.begin(), s.best.end(), kLowest);
         std::fill(s.index.begin(), s.index.end(), 0);
         std::fill(s.total.begin(), s.total.end(), 0.0f);
@@ -229,9 +229,9 @@ private:
     void begin_reverse(const QueryBlock& block, int64_t j, Scratch& s) const {
         std::fill_n(s.reverse.begin(), block.segments().size(), 0.0);
         for (const Segment& segment : block.segments()) {
-            const int64_t at = place(segment.query, j) * in_.d.length;
-            if (out_.reverse_argmax) std::fill_n(out_.reverse_argmax + at, in_.d.length, -1);
-            if (out_.reverse_values) std::fill_n(out_.reverse_values + at, in_.d.length, 0.0f);
+            const int64_t at = in_.d_cell(segment.query, j), length = in_.d.length_of(j);
+            if (out_.reverse_argmax) std::fill_n(out_.reverse_argmax + at, length, -1);
+            if (out_.reverse_values) std::fill_n(out_.reverse_values + at, length, 0.0f);
         }
     }
 
@@ -251,7 +251,7 @@ private:
                     value = shift + in_.temperature * std::log(sum);
                 }
                 s.reverse[k] += static_cast<double>(in_.d.weight(j, t)) * value;
-                const int64_t at = place(segment.query, j) * in_.d.length + t;
+                const int64_t at = in_.d_cell(segment.query, j) + t;
                 if (out_.reverse_argmax) out_.reverse_argmax[at] = block.tokens()[size_t(segment.begin + winner)];
                 if (out_.reverse_values) out_.reverse_values[at] = value;
             }
@@ -264,9 +264,10 @@ private:
         const int64_t begin = (j - first) * block.width();
         for (size_t k = 0; k < block.segments().size(); ++k) {
             const Segment& segment = block.segments()[k];
-            const int64_t cell = place(segment.query, j), at = cell * in_.q.length;
-            if (out_.argmax) std::fill_n(out_.argmax + at, in_.q.length, -1);
-            if (out_.values) std::fill_n(out_.values + at, in_.q.length, 0.0f);
+            const int64_t cell = in_.cell(segment.query, j), at = in_.q_cell(segment.query, j);
+            const int64_t length = in_.q.length_of(segment.query);
+            if (out_.argmax) std::fill_n(out_.argmax + at, length, -1);
+            if (out_.values) std::fill_n(out_.values + at, length, 0.0f);
             double sum = 0.0;
             for (int64_t x = segment.begin; found && x < segment.begin + segment.count; ++x) {
                 const int64_t u = block.tokens()[size_t(x)];

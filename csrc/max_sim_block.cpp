@@ -37,7 +37,7 @@ QueryBlock::QueryBlock(const MaxSimInputs& in, const MaxSimKernels& kernels, int
     segments_.reserve(static_cast<size_t>(last - first));
     for (int64_t i = first; i < last; ++i) {
         const int64_t begin = static_cast<int64_t>(tokens_.size());
-        for (int64_t u = 0; u < in.q.length; ++u) {
+        for (int64_t u = 0; u < in.q.length_of(i); ++u) {
             if (in.q.kept(i, u)) tokens_.push_back(static_cast<int32_t>(u));
         }
         segments_.push_back({i, begin, static_cast<int64_t>(tokens_.size()) - begin});

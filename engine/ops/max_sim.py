@@ -75,7 +75,7 @@ def _max_sim(
             max_sim_forward(q, d, *per_token, outputs, temperature=temperature, pairs=pairs, precision=precision)
         return outputs
     extension("max_sim").max_sim(
-        as_array(q), as_array(d), name_of(q.dtype),
+        as_array(q), as_array(d), name_of(q.dtype), None, None,
         *(as_array(x if x is None else x.contiguous()) for x in per_token),
         temperature or 0.0, pairs, *map(as_array, outputs), forced_isa(), torch.get_num_threads(),
     )  # fmt: skip
@@ -132,7 +132,7 @@ def _max_sim_backward(
         grads = q.new_empty(q.shape, dtype=torch.float32), d.new_empty(d.shape, dtype=torch.float32)
         dense = (grad_scores, grad_values, argmax, grad_reverse_scores, grad_reverse_values, reverse_argmax)
         extension("max_sim").max_sim_backward(
-            as_array(dense_rows(q)), as_array(dense_rows(d)), name_of(q.dtype),
+            as_array(dense_rows(q)), as_array(dense_rows(d)), name_of(q.dtype), None, None,
             *(as_array(x if x is None else x.contiguous()) for x in (q_weights, d_weights)), pairs,
             *(as_array(x if x is None else x.contiguous()) for x in dense),
             *map(as_array, grads), forced_isa(), torch.get_num_threads(),
@@ -332,6 +332,11 @@ def _call(
     )  # fmt: skip
     if pairs:
         outputs = tuple(x[:, 0] if x.ndim > 1 else x for x in outputs)
+    return asked_for(outputs, symmetric, return_alignment)
+
+
+def asked_for(outputs: Outputs, symmetric: bool, return_alignment: bool) -> Tensor | MaxSimOutput:
+    """Of all that an op gave, what the caller wants."""
     scores, reverse_scores, argmax, values, reverse_argmax, reverse_values = outputs
     if not symmetric and not return_alignment:
         return scores
