@@ -64,8 +64,11 @@ const MaxSimKernels* max_sim_generic(DType dtype);
 const MaxSimKernels* max_sim_avx2(DType dtype);
 const MaxSimKernels* max_sim_avx512(DType dtype);
 const MaxSimKernels* max_sim_avx512_bf16(DType dtype);
+const MaxSimKernels* max_sim_amx(DType dtype);
+const MaxSimKernels* max_sim_amx_emulated(DType dtype);
 
-// The best kernels for the dtype on this processor, or those of `isa`; throws std::invalid_argument.
+// The best kernels for the dtype on this processor, or those of `isa` and what comes after it; throws
+// std::invalid_argument. "amx_emulated" comes before all others, but only if it is named: it is for tests.
 const MaxSimKernels& max_sim_kernels(DType dtype, const char* isa);
 
 // Names that `isa` may have here, best first, separated by spaces.
