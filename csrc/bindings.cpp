@@ -5,11 +5,10 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <algorithm>
 #include <optional>
 #include <string>
 
-#include "bindings.hpp"
+#include "bindings_max_sim.hpp"
 #include "max_sim.hpp"
 #include "max_sim_kernels.hpp"
 
@@ -18,58 +17,6 @@ using peaksim::DType;
 using namespace peaksim::arrays;
 
 namespace {
-
-// Sets n, length and offsets of packed tokens from their boundaries, which ascend from 0 to no more than the total.
-void pack(peaksim::Tokens& tokens, const Array& offsets, const char* name) {
-    if (offsets.ndim() != 1 || offsets.shape(0) < 1) refuse(name, "given with offsets of shape (n + 1,)");
-    tokens.n = offsets.shape(0) - 1;
-    tokens.offsets = dense<int64_t>(offsets, "offsets", 'i', {tokens.n + 1}, false);
-    bool right = tokens.offsets[0] == 0 && tokens.offsets[tokens.n] <= tokens.total;
-    tokens.length = 0;
-    for (int64_t i = 0; i < tokens.n; ++i) {
-        right = right && tokens.offsets[i] <= tokens.offsets[i + 1];
-        tokens.length = std::max(tokens.length, tokens.length_of(i));
-    }
-    if (!right) refuse(name, "given with offsets that ascend from 0 to no more than their number");
-}
-
-// Dense (n, length, dim), or packed (total, dim) with offsets.
-peaksim::Tokens tokens_of(const Array& array, const char* name, DType dtype, const MaybeArray& offsets,
-                          const MaybeArray& mask, const MaybeArray& weights) {
-    const int64_t size = peaksim::size_of(dtype), last = offsets ? 1 : 2;
-    const bool type = array.dtype().kind() == kind_of(dtype) && array.itemsize() == size;
-    if (!type || array.ndim() != last + 1) refuse(name, "an array of the dtype, 3-dimensional or packed");
-    // An empty array's strides say nothing.
-    const bool packed = array.size() == 0 || array.shape(last) == 1 || array.strides(last) == size;
-    if (!packed || array.strides(0) % size != 0 || array.strides(last - 1) % size != 0) {
-        refuse(name, "dense in its last axis");
-    }
-    peaksim::Tokens tokens{array.data(), array.shape(0), array.shape(last - 1), array.strides(0) / size,
-                           array.strides(last - 1) / size, nullptr, nullptr, nullptr, array.shape(0)};
-    if (offsets) {
-        tokens.mask = dense<uint8_t>(mask, name, 'b', {tokens.total}, false);
-        tokens.weights = dense<float>(weights, name, 'f', {tokens.total}, false);
-        pack(tokens, *offsets, name);
-    } else {
-        tokens.mask = dense<uint8_t>(mask, name, 'b', {tokens.n, tokens.length}, false);
-        tokens.weights = dense<float>(weights, name, 'f', {tokens.n, tokens.length}, false);
-        tokens.total = tokens.n * tokens.length;
-    }
-    return tokens;
-}
-
-peaksim::MaxSimInputs inputs_of(const Array& q, const Array& d, const std::string& dtype_name,
-                                const MaybeArray& q_offsets, const MaybeArray& d_offsets, const MaybeArray& q_mask,
-                                const MaybeArray& d_mask, const MaybeArray& q_weights, const MaybeArray& d_weights,
-                                float temperature, bool pairs) {
-    const DType dtype = dtype_of(dtype_name);
-    const peaksim::Tokens left = tokens_of(q, "q", dtype, q_offsets, q_mask, q_weights);
-    const peaksim::Tokens right = tokens_of(d, "d", dtype, d_offsets, d_mask, d_weights);
-    const int64_t dim = q.shape(q.ndim() - 1);
-    if (dim != d.shape(d.ndim() - 1)) refuse("d", "of q's last dimension");
-    if (pairs && left.n != right.n) refuse("d", "as many as q in pairs");
-    return {dtype, dim, left, right, pairs, temperature};
-}
 
 // A result per token of one side: (rows, columns, length), or packed (others, total).
 template <class T>
@@ -161,6 +108,7 @@ void max_sim_soft_backward(const Array& q, const Array& d, const std::string& dt
 
 void bind_centroid(py::module_& m);
 void bind_crop_batch(py::module_& m);
+void bind_max_sim_topk(py::module_& m);
 void bind_peak_patch(py::module_& m);
 void bind_window_attention(py::module_& m);
 
@@ -196,6 +144,7 @@ PYBIND11_MODULE(_C, m) {
           "Backward of the soft form of max-sim.");
     bind_centroid(m);
     bind_crop_batch(m);
+    bind_max_sim_topk(m);
     bind_peak_patch(m);
     bind_window_attention(m);
 }

@@ -23,7 +23,7 @@ const MaxSimGradientKernels& max_sim_gradient_kernels(DType dtype, const char* i
     // All that any op can use here, best first; a limit that has no table of its own leaves the next one.
     std::istringstream all(max_sim_isas());
     const std::string limit(isa);
-    bool allowed = limit.empty();
+    bool allowed = limit.empty() || limit == "amx_emulated";
     for (std::string name; all >> name;) {
         allowed = allowed || name == limit;
         const MaxSimGradientKernels* kernels = allowed ? named(name, dtype) : nullptr;

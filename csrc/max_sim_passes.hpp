@@ -4,7 +4,23 @@
 
 #include <cstdint>
 
+#include "max_sim_kernels.hpp"
 #include "similarity.hpp"
+
+// Sums live in registers only if all that touches them ends up in one function, with constant indices: such a function
+// is PEAKSIM_INLINE, a loop over sums PEAKSIM_UNROLL.
+#if defined(_MSC_VER)
+#define PEAKSIM_INLINE __forceinline
+#else
+#define PEAKSIM_INLINE __attribute__((always_inline)) inline
+#endif
+#if defined(__clang__)
+#define PEAKSIM_UNROLL _Pragma("unroll")
+#elif defined(__GNUC__)
+#define PEAKSIM_UNROLL _Pragma("GCC unroll 16")
+#else
+#define PEAKSIM_UNROLL
+#endif
 
 namespace peaksim {
 namespace {
@@ -55,13 +71,33 @@ float row_sum(const float* s, int64_t n, float shift, float temperature) {
     return total;
 }
 
-// Runs Kernel::block<MR, NR> over all rows: full blocks of MR, then of half as many, down to one.
-template <class Kernel, int MR, int NR, class Sink>
-void for_rows(const void* const* rows, int64_t n, int64_t dim, const void* panel, int64_t done, Sink& sink) {
-    for (; done + MR <= n; done += MR) Kernel::template block<MR, NR>(rows + done, dim, panel, done, sink);
-    if constexpr (MR > 1) {
-        if (done < n) for_rows<Kernel, MR / 2, NR>(rows, n, dim, panel, done, sink);
+// How many rows of so many bytes a fetch from memory should be ahead: a block of them at least.
+inline int64_t rows_ahead(int64_t bytes) {
+    constexpr int64_t kAhead = 12 << 10;
+    const int64_t rows = kAhead / (bytes + 1);
+    return rows > 12 ? rows : 12;
+}
+
+// Blocks of MR rows one after the other, what is left in blocks of half or a quarter as many. Where fewer rows are left
+// than a block has, its last row repeats the run's last: maxima do not change by it, and a tile's row is written twice.
+// Block::run<MR>(at, next): indices of its rows, and of the rows to fetch ahead, block.ahead further on.
+template <int MR, class Block>
+void for_rows(const RowRun& run, const Block& block, int64_t done = 0) {
+    const int64_t ahead = block.ahead;
+    const auto take = [&](int64_t first) {
+        int64_t at[MR], next[MR];
+        for (int m = 0; m < MR; ++m) {
+            at[m] = first + m < run.n ? first + m : run.n - 1;
+            next[m] = first + ahead + m < run.known ? first + ahead + m : run.known - 1;
+        }
+        block.template run<MR>(at, next);
+    };
+    for (; done + MR <= run.n; done += MR) take(done);
+    if (done == run.n) return;
+    if constexpr (MR > 3) {
+        if (run.n - done <= MR / 2) return for_rows<MR / 2>(run, block, done);
     }
+    take(done);
 }
 
 }  // namespace

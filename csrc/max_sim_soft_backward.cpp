@@ -159,7 +159,7 @@ private:
         const int64_t width = block.width(), tokens = int64_t(block.tokens().size());
         const int64_t chunk = divide_up(n, divide_up(n, kRows));
         for (int64_t first = 0; first < n; first += chunk) {
-            similarities(block, first, std::min(chunk, n - first), s);
+            similarities(block, first, std::min(chunk, n - first), n, s);
         }
         spread(block, j, n, s);
         for (int64_t first = 0; first < n; first += chunk) {
@@ -171,20 +171,20 @@ private:
         gradient_.combine(s.packed_q.data(), tokens, in_.dim, s.tile.data(), width, 1, n, s.to_d.data());
     }
 
-    // Rows [first, first + rows) of the tile.
-    void similarities(const QueryBlock& block, int64_t first, int64_t rows, Scratch& s) const {
-        const void* const* from = s.rows.data() + first;
+    // Rows [first, first + rows) of the tile, of n.
+    void similarities(const QueryBlock& block, int64_t first, int64_t rows, int64_t n, Scratch& s) const {
+        RowRun run = {s.rows.data() + first, nullptr, nullptr, rows, n - first};
         if (widens()) {
             for (int64_t r = 0; r < rows; ++r) {
                 float* to = s.widened.data() + r * in_.dim;
-                kernels_.widen(in_.dtype, from[r], to, in_.dim);
+                kernels_.widen(in_.dtype, run.rows[r], to, in_.dim);
                 s.widened_rows[size_t(r)] = to;
             }
-            from = s.widened_rows.data();
+            run = {s.widened_rows.data(), nullptr, nullptr, rows, rows};
         }
+        float* to = s.tile.data() + first * block.width();
         for (int64_t p = 0; p < block.panels(); ++p) {
-            kernels_.tile(from, rows, in_.dim, block.panel(p),
-                          s.tile.data() + first * block.width() + block.panel_begin(p), block.width());
+            kernels_.tile(run, in_.dim, block.panel(p), block.width(), to + block.panel_begin(p));
         }
     }
 

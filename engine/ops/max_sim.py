@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +16,7 @@ from engine.ops.checks import (
     choose_backend,
     name_of,
 )
-from engine.ops.native import as_array, dense_rows, extension, forced_isa
+from engine.ops.native import as_array, dense_arrays, dense_rows, extension, forced_isa
 from engine.reference import max_sim as reference
 from engine.reference.max_sim import Incoming, Outputs, compute_dtype
 
@@ -76,8 +75,8 @@ def _max_sim(
             max_sim_forward(q, d, *per_token, outputs, temperature=temperature, pairs=pairs, precision=precision)
         return outputs
     extension("max_sim").max_sim(
-        as_array(q), as_array(d), name_of(q.dtype), None, None,
-        *_dense(*per_token), temperature or 0.0, pairs, *map(as_array, outputs), forced_isa(), torch.get_num_threads(),
+        as_array(q), as_array(d), name_of(q.dtype), None, None, *dense_arrays(*per_token),
+        temperature or 0.0, pairs, *map(as_array, outputs), forced_isa(), torch.get_num_threads(),
     )  # fmt: skip
     return outputs
 
@@ -104,11 +103,6 @@ def _max_sim_fake(
     return reference.empty_outputs(
         q, d, symmetric=symmetric, pairs=pairs, need_argmax=need_argmax, need_values=need_values
     )
-
-
-def _dense(*tensors: Tensor | None) -> tuple[np.ndarray | None, ...]:
-    """Arrays as the kernels take everything but tokens."""
-    return tuple(as_array(x if x is None else x.contiguous()) for x in tensors)
 
 
 def _max_sim_backward(
@@ -140,13 +134,13 @@ def _max_sim_backward(
         last = (*map(as_array, grads), forced_isa(), torch.get_num_threads())
         if temperature is None:
             extension("max_sim").max_sim_backward(
-                *tokens, *_dense(q_weights, d_weights), pairs,
-                *_dense(*ahead, argmax, *back, reverse_argmax), *last,
+                *tokens, *dense_arrays(q_weights, d_weights), pairs,
+                *dense_arrays(*ahead, argmax, *back, reverse_argmax), *last,
             )  # fmt: skip
         else:
             extension("max_sim").max_sim_soft_backward(
-                *tokens, *_dense(q_mask, d_mask, q_weights, d_weights), temperature, pairs,
-                *_dense(*ahead, *back), *last,
+                *tokens, *dense_arrays(q_mask, d_mask, q_weights, d_weights), temperature, pairs,
+                *dense_arrays(*ahead, *back), *last,
             )  # fmt: skip
         return grads[0].to(q.dtype), grads[1].to(d.dtype)
     forward = None if grad_scores is None else Incoming(grad_scores, grad_values, argmax)
@@ -343,6 +337,11 @@ def _call(
     )  # fmt: skip
     if pairs:
         outputs = tuple(x[:, 0] if x.ndim > 1 else x for x in outputs)
+    return asked_for(outputs, symmetric, return_alignment)
+
+
+def asked_for(outputs: Outputs, symmetric: bool, return_alignment: bool) -> Tensor | MaxSimOutput:
+    """Of all that an op gave, what the caller wants."""
     scores, reverse_scores, argmax, values, reverse_argmax, reverse_values = outputs
     if not symmetric and not return_alignment:
         return scores
