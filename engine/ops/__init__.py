@@ -3,6 +3,7 @@
 from engine.ops.centroid import centroid
 from engine.ops.crop_batch import crop_batch
 from engine.ops.max_sim import MaxSimOutput, max_sim, max_sim_pairs
+from engine.ops.max_sim_contrastive import max_sim_contrastive
 from engine.ops.max_sim_topk import TopKOutput, max_sim_topk
 from engine.ops.max_sim_varlen import max_sim_varlen
 from engine.ops.peak_patch import AttentionPool, TokenNorm, peak_patch_features
@@ -18,6 +19,7 @@ __all__ = [
     "centroid",
     "crop_batch",
     "max_sim",
+    "max_sim_contrastive",
     "max_sim_pairs",
     "max_sim_topk",
     "max_sim_varlen",
