@@ -8,6 +8,8 @@ struct CpuFeatures {
     bool avx512;       // F, BW, DQ, VL
     bool avx512_vnni;
     bool avx512_bf16;
+    bool amx_bf16;     // tiles, with the system's leave to use them
+    bool amx_int8;
 };
 
 // Asked once, then remembered.
