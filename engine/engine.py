@@ -151,7 +151,8 @@ class Engine:
             images: as for `score`.
             scorer: whose needs are met; a `Needs` names them one by one.
             regions: for each image its own rectangles `(R, 4)` x0, y0, x1, y1 in pixels of the upright image,
-                in place of the crop grid.
+                in place of the crop grid, each at least in part inside. They are encoded as the scorer's options
+                say (of a scorer without regions as `SGI()` has it); the whole image is not added to them.
             batch_size, progress: as for `score`.
             on_error: `"raise"` stops at a picture that cannot be read; `"skip"` leaves it out and names it in
                 a UserWarning; a function is called with each `ImageFailure` in place of the warning.
@@ -162,8 +163,8 @@ class Engine:
 
         Raises:
             ImageError: a picture cannot be read, or none can.
-            ValueError: no image, wrong number of ids or regions, an image without regions, a batch size below 1, needs
-                the encoder cannot meet.
+            ValueError: no image, wrong number of ids or regions, an image without regions, a region without a pixel of
+                its image, a batch size below 1, needs the encoder cannot meet.
         """
         check_batch_size("encode_images", batch_size)
         sources = as_list(images)

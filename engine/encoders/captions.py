@@ -84,7 +84,7 @@ def encode_captions(
     """Features of captions, in order, with what `needs` asks for.
 
     Each distinct caption and each distinct segment (put into `needs.segment_template`) is encoded once.
-    A caption that was cut is named in a UserWarning, and so are captions that became equal by the cut.
+    A caption or segment that was cut is named in a UserWarning, and so are those that became equal by the cut.
 
     Raises what `Encoder.encode_texts` raises, and ValueError when segments are needed and not given, or
     not given for every caption.
@@ -110,13 +110,15 @@ def encode_captions(
     row_of = {text: row for row, text in enumerate(captions)}
     if len(captions) != len(texts):
         features = features[[row_of[text] for text in texts]]
-    _report_cuts(encoder, features, texts)
+    _report_cuts(encoder, features, "text", list(map(str, range(len(texts)))), texts)
     if segments is None:
         return features
     vectors = features.embedding[:1]
     if phrases:
         sentences = [needs.segment_template.replace("{}", phrase) for phrase in phrases]
-        vectors = encoder.encode_texts(sentences, batch_size=batch_size, progress=done.part()).embedding
+        found = encoder.encode_texts(sentences, batch_size=batch_size, progress=done.part())
+        _report_cuts(encoder, found, "segment", _places(segments, phrases), phrases)
+        vectors = found.embedding
     return _with_segments(features, segments, vectors, phrases, needs.segment_template)
 
 
@@ -170,22 +172,37 @@ def _with_segments(
     )
 
 
-def _report_cuts(encoder: Encoder, features: TextFeatures, texts: Sequence[str]) -> None:
-    """Warn of captions longer than the model's context, and of those that the cut made equal."""
+def _places(segments: CaptionSegments, phrases: Sequence[str]) -> list[str]:
+    """Where each phrase stands first, in words."""
+    first: dict[str, str] = {}
+    for row, parts in enumerate(segments.texts):
+        for place, part in enumerate(parts):
+            first.setdefault(part, f"{place} of text {row}")
+    return [first[phrase] for phrase in phrases]
+
+
+def _report_cuts(
+    encoder: Encoder, features: TextFeatures, kind: str, names: Sequence[str], words: Sequence[str]
+) -> None:
+    """Warn of captions or segments longer than the model's context, and of those that the cut made equal.
+
+    `names` and `words` are those of the rows of `features`; the words stand without their template.
+    """
     if features.truncated is None or not bool(features.truncated.any()):
         return
     rows = features.truncated.nonzero().flatten().tolist()
-    shown = ", ".join(f"{row} ({_short(texts[row])})" for row in rows[:NAMED_ROWS])
+    shown = ", ".join(f"{names[row]} ({_short(words[row])})" for row in rows[:NAMED_ROWS])
     more = f" and {len(rows) - NAMED_ROWS} more" if len(rows) > NAMED_ROWS else ""
-    message = f"encode_texts: longer than the model's context and cut: text {shown}{more}"
+    message = f"encode_texts: longer than the model's context and cut: {kind} {shown}{more}"
     if features.token_texts is not None:
         # A caption that just fits may equal one that was cut; only the suspects are tokenized again.
         cut = {features.token_texts[row] for row in rows}
         rows = [row for row, pieces in enumerate(features.token_texts) if pieces in cut]
-    found = find_equal_after_cut(encoder.tokenize([texts[row] for row in rows]))
+    assert features.texts is not None  # encoders state them
+    found = find_equal_after_cut(encoder.tokenize([features.texts[row] for row in rows]))
     if found:
-        groups = ", ".join(str([rows[place] for place in group]) for group in found[:NAMED_ROWS])
-        message += f"; equal after the cut, so they score alike: texts {groups}"
+        groups = ", ".join(f"[{', '.join(names[rows[at]] for at in group)}]" for group in found[:NAMED_ROWS])
+        message += f"; equal after the cut, so they score alike: {kind}s {groups}"
     warnings.warn(message, UserWarning, stacklevel=4)
 
 

@@ -38,7 +38,8 @@ class ImageFeatures:
         regions: embeddings `(B, R, D)` of the regions, unit norm, or None.
         region_mask: bool `(B, R)`, True = a real region; None when every region is real.
         boxes: int32 `(B, R, 4)`: half-open pixel rectangles x0, y0, x1, y1 of the upright image.
-        region_plan: `str(RegionPlan)` the regions were made by, or empty for the user's own boxes.
+        region_plan: `str(RegionPlan)` the regions were made by; of a user's own boxes `RegionPlan.of_own_boxes`;
+            empty where the user computed the regions, and fit every plan then.
         sizes: int32 `(B, 2)`: height and width of the upright images in pixels, or None.
         views: int32 `(B, 4)`: what the patch grid covers; reaches beyond the image where the encoder pads.
         ids: one string for each image, or None.
