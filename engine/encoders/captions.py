@@ -141,7 +141,8 @@ def label_prompts(
     if not templates or any("{}" not in template for template in templates):
         raise ValueError(f"classify: every template must hold {{}}, where the label goes, got {list(templates)}")
     sentences = [template.replace("{}", name) for name in names for template in templates]
-    features = encode_captions(encoder, sentences, Needs(), batch_size=batch_size)
+    features = encoder.encode_texts(sentences, batch_size=batch_size)
+    _report_cut_labels(encoder, features, names)
     mean = features.embedding.unflatten(0, (len(names), len(templates))).mean(dim=1)
     return TextFeatures(functional.normalize(mean, dim=-1), texts=tuple(names), fingerprint=features.fingerprint)
 
@@ -194,16 +195,45 @@ def _report_cuts(
     shown = ", ".join(f"{names[row]} ({_short(words[row])})" for row in rows[:NAMED_ROWS])
     more = f" and {len(rows) - NAMED_ROWS} more" if len(rows) > NAMED_ROWS else ""
     message = f"encode_texts: longer than the model's context and cut: {kind} {shown}{more}"
+    found = _equal_after_cut(encoder, features, rows)
+    if found:
+        groups = ", ".join(f"[{', '.join(names[row] for row in group)}]" for group in found[:NAMED_ROWS])
+        message += f"; equal after the cut, so they score alike: {kind}s {groups}"
+    warnings.warn(message, UserWarning, stacklevel=4)
+
+
+def _report_cut_labels(encoder: Encoder, features: TextFeatures, labels: Sequence[str]) -> None:
+    """Warn of labels one of whose sentences is longer than the model's context, in the words of the labels.
+
+    `features` are those of the sentences, as many for each label in turn.
+    """
+    if features.truncated is None or not bool(features.truncated.any()):
+        return
+    templates = len(features) // len(labels)
+    rows = features.truncated.nonzero().flatten().tolist()
+    cut = list(dict.fromkeys(row // templates for row in rows))
+    shown = ", ".join(f"{label} ({_short(labels[label])})" for label in cut[:NAMED_ROWS])
+    more = f" and {len(cut) - NAMED_ROWS} more" if len(cut) > NAMED_ROWS else ""
+    message = f"classify: longer than the model's context and cut: label {shown}{more}"
+    # Each template may make the same labels equal; a label's own sentences may well become one.
+    found = dict.fromkeys(
+        tuple(dict.fromkeys(row // templates for row in group)) for group in _equal_after_cut(encoder, features, rows)
+    )
+    alike = [list(group) for group in found if len(group) > 1]
+    if alike:
+        message += f"; sentences of theirs are equal after the cut: labels {', '.join(map(str, alike[:NAMED_ROWS]))}"
+    warnings.warn(message, UserWarning, stacklevel=4)
+
+
+def _equal_after_cut(encoder: Encoder, features: TextFeatures, rows: list[int]) -> list[list[int]]:
+    """Groups of rows of different texts that the cut made equal; `rows` are those that were cut."""
     if features.token_texts is not None:
         # A caption that just fits may equal one that was cut; only the suspects are tokenized again.
         cut = {features.token_texts[row] for row in rows}
         rows = [row for row, pieces in enumerate(features.token_texts) if pieces in cut]
     assert features.texts is not None  # encoders state them
     found = find_equal_after_cut(encoder.tokenize([features.texts[row] for row in rows]))
-    if found:
-        groups = ", ".join(f"[{', '.join(names[rows[at]] for at in group)}]" for group in found[:NAMED_ROWS])
-        message += f"; equal after the cut, so they score alike: {kind}s {groups}"
-    warnings.warn(message, UserWarning, stacklevel=4)
+    return [[rows[place] for place in group] for group in found]
 
 
 def _short(text: str, length: int = 40) -> str:
