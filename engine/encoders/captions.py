@@ -131,8 +131,11 @@ def label_prompts(
 
     Raises:
         ValueError: no label, the same label twice, or a template without `{}`.
+        TypeError: a label or template that is no string, templates that are one.
     """
     names = [labels] if isinstance(labels, str) else list(labels)
+    if isinstance(templates, str):
+        raise TypeError(f"classify: templates must be a list of strings, got one string {templates!r}")
     for kind, given in (("label", names), ("template", templates)):
         for row, text in enumerate(given):
             check_text("classify", f"{kind} {row}", text)

@@ -29,7 +29,7 @@ class ImageFeatures:
 
     Attributes:
         embedding: global embeddings `(B, D)`, float32, unit norm.
-        patches: patch vectors `(B, P, Dp)`, unit norm when `aligned`, or None.
+        patches: patch vectors `(B, P, Dp)` of a floating-point type, unit norm when `aligned`, or None.
         patch_mask: bool `(B, P)`, True = a real patch; None when every patch is real.
         grid: `(rows, columns)` of the patch grid, `rows * columns == P`, or None.
         aligned: True when the patch vectors live in the text's space.
@@ -124,7 +124,7 @@ class TextFeatures:
         truncated: bool `(B,)`: the caption was longer than the model's context and was cut.
         segments: embeddings `(B, S, D)` of the caption's segments, unit norm, or None.
         segment_mask: bool `(B, S)`, True = a real segment.
-        segment_texts: the segments' words, one tuple for each caption.
+        segment_texts: the segments' words, one tuple for each caption, with a string for every segment that counts.
         segment_negated: bool `(B, S)`, True = the segment stands under a negation.
         segmenter: what split the captions, e.g. `"rules"`; empty when the user gave the segments.
         segment_template: the sentence the segments were encoded in.
