@@ -29,6 +29,7 @@ from engine.encoders.open_clip_text import build_tokenizer
 from engine.encoders.open_clip_towers import image_tower, text_tower
 from engine.encoders.pixels import PixelRules
 from engine.encoders.placement import place
+from engine.encoders.settings import built_from
 from engine.encoders.text_rules import probe
 from engine.encoders.towers import DualEncoder, freeze, refuse_changed_files
 from engine.images import ResizePolicy
@@ -163,7 +164,8 @@ def load_open_clip(
     """
     placement = place(device, dtype)
     source = find_source(reference, activation=activation, preprocess=preprocess)
-    model = build_model(buildable(f"open_clip:{reference}", source))
+    with built_from(f"open_clip:{reference}: {CONFIG_FILE}", "open_clip"):
+        model = build_model(buildable(f"open_clip:{reference}", source))
     load_weights(model, source.checkpoint, source.architecture)
     facts = source.checkpoint.facts if source.architecture == str(source.folder) else {}
     encoder = OpenClipEncoder(
@@ -221,7 +223,7 @@ def _pixel_rules(name: str, model: Any, preprocess: dict[str, Any], resize: str)
         mean=preprocess["mean"],
         std=preprocess["std"],
         policy=_POLICIES[preprocess["resize_mode"]],
-        interpolation="bilinear" if preprocess["interpolation"] == "bilinear" else "bicubic",
+        interpolation=preprocess["interpolation"],
         source=image_transform_v2(PreprocessCfg(size=int(height), **preprocess), is_train=False),
         fill=preprocess["fill_color"],
         mode=resize,

@@ -24,9 +24,10 @@ from engine.encoders.folders import made_folder
 from engine.encoders.hub_tokenizer import HubTokenizer
 from engine.encoders.pixels import PixelRules
 from engine.encoders.placement import place
+from engine.encoders.settings import three_numbers
 from engine.encoders.text_rules import HF_CLIP_RULES, SIGLIP2_RULES, SIGLIP_RULES, end_positions, probe
 from engine.encoders.towers import DualEncoder, freeze, refuse_changed_files
-from engine.encoders.transformers_files import STATED_FILE, Files, read_files
+from engine.encoders.transformers_files import PROCESSOR_FILE, STATED_FILE, Files, read_files
 from engine.encoders.transformers_towers import image_tower, text_tower
 from engine.images import Interpolation, ResizePolicy
 
@@ -235,14 +236,17 @@ def _settings(config: Any) -> tuple[object, ...]:
 
 def _pixel_rules(name: str, processor: Any, size: int, resize: str, *, native: bool) -> PixelRules:
     facts = processor.to_dict()
-    sides = {key: value for key, value in dict(facts.get("size") or {}).items() if value is not None}
-    cut = {key: value for key, value in dict(facts.get("crop_size") or {}).items() if value is not None}
+    where = f"{name}: {PROCESSOR_FILE}"
+    sides, cut = (_sides(where, key, facts.get(key)) for key in ("size", "crop_size"))
+    resample = facts.get("resample")
+    if not isinstance(resample, int):
+        raise ValueError(f"{where}: resample must be the number of a filter of Pillow, got {resample!r}")
     policy: ResizePolicy | None = None
     if native or (sides == {"height": size, "width": size} and not facts.get("do_center_crop")):
         policy = "squash"
     elif sides.get("shortest_edge") == size and facts.get("do_center_crop") and set(cut.values()) == {size}:
         policy = "crop"
-    plain = facts.get("do_resize", True) and facts.get("do_rescale", True) and int(facts["resample"]) in _FILTERS
+    plain = facts.get("do_resize", True) and facts.get("do_rescale", True) and int(resample) in _FILTERS
     if native and resize not in ("model", "source"):
         raise ValueError(f"{name}: a model of native aspect ratio has its own resizing, got resize={resize!r}")
     if not native and resize == "model" and not (policy and plain):
@@ -253,10 +257,19 @@ def _pixel_rules(name: str, processor: Any, size: int, resize: str, *, native: b
     normalised = facts.get("do_normalize", True)
     return PixelRules(
         size=size,
-        mean=tuple(facts["image_mean"]) if normalised else (0.0, 0.0, 0.0),
-        std=tuple(facts["image_std"]) if normalised else (1.0, 1.0, 1.0),
+        mean=three_numbers(where, "image_mean", facts.get("image_mean")) if normalised else (0.0, 0.0, 0.0),
+        std=three_numbers(where, "image_std", facts.get("image_std"), positive=True) if normalised else (1.0, 1.0, 1.0),
         policy=policy or "crop",
-        interpolation=_FILTERS.get(int(facts["resample"]), "bicubic"),
+        interpolation=_FILTERS.get(int(resample), "bicubic"),
         source=lambda image: processor(images=image, return_tensors="pt")["pixel_values"][0],
         mode=resize,
     )
+
+
+def _sides(where: str, key: str, value: Any) -> dict[str, Any]:
+    """The sides that an image processor states under a key, those it leaves open left out."""
+    try:
+        stated = dict(value or {})
+    except (TypeError, ValueError):
+        raise ValueError(f"{where}: {key} must state sides by name, got {value!r:.60}") from None
+    return {name: side for name, side in stated.items() if side is not None}
