@@ -18,15 +18,6 @@ using namespace peaksim::arrays;
 
 namespace {
 
-// A result per token of one side: (rows, columns, length), or packed (others, total).
-template <class T>
-T* per_token(const MaybeArray& array, const char* name, const peaksim::MaxSimInputs& in, const peaksim::Tokens& own,
-             int64_t others, bool write) {
-    const char kind = std::is_integral_v<T> ? 'i' : 'f';
-    if (own.offsets) return dense<T>(array, name, kind, {in.pairs ? 1 : others, own.total}, write);
-    return dense<T>(array, name, kind, {in.q.n, in.pairs ? 1 : in.d.n, own.length}, write);
-}
-
 // A gradient of the tokens: (n, length, dim), or packed (total, dim).
 float* gradient(const Array& array, const char* name, const peaksim::Tokens& own, int64_t dim) {
     if (own.offsets) return result<float>(array, name, {own.total, dim});
@@ -108,6 +99,7 @@ void max_sim_soft_backward(const Array& q, const Array& d, const std::string& dt
 
 void bind_centroid(py::module_& m);
 void bind_crop_batch(py::module_& m);
+void bind_max_sim_int8(py::module_& m);
 void bind_max_sim_topk(py::module_& m);
 void bind_peak_patch(py::module_& m);
 void bind_window_attention(py::module_& m);
@@ -144,6 +136,7 @@ PYBIND11_MODULE(_C, m) {
           "Backward of the soft form of max-sim.");
     bind_centroid(m);
     bind_crop_batch(m);
+    bind_max_sim_int8(m);
     bind_max_sim_topk(m);
     bind_peak_patch(m);
     bind_window_attention(m);

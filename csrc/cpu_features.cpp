@@ -64,6 +64,7 @@ CpuFeatures detect() {
     CpuFeatures f{};
     f.avx2 = ymm && bit(seven.b, 5) && bit(one.c, 12) && bit(one.c, 29);
     f.avx512 = f.avx2 && zmm && bit(seven.b, 16) && bit(seven.b, 17) && bit(seven.b, 30) && bit(seven.b, 31);
+    f.avx512_vnni = f.avx512 && bit(seven.c, 11);
     f.avx512_bf16 = f.avx512 && bit(seven_one.a, 5);
     const bool tiles = f.avx512 && (states & 0x60000) == 0x60000 && bit(seven.d, 24);
     if (tiles && (bit(seven.d, 22) || bit(seven.d, 25)) && may_use_tiles()) {

@@ -25,9 +25,12 @@ struct Tokens {
     int64_t length_of(int64_t i) const { return offsets ? offsets[i + 1] - offsets[i] : length; }
     // Row of the item's first token among all rows.
     int64_t first(int64_t i) const { return offsets ? offsets[i] : i * length; }
+    // Elements before token u of item i.
+    int64_t place(int64_t i, int64_t u) const {
+        return (offsets ? offsets[i] * token_stride : i * batch_stride) + u * token_stride;
+    }
     const char* row(DType dtype, int64_t i, int64_t u) const {
-        const int64_t begin = offsets ? offsets[i] * token_stride : i * batch_stride;
-        return static_cast<const char*>(data) + (begin + u * token_stride) * size_of(dtype);
+        return static_cast<const char*>(data) + place(i, u) * size_of(dtype);
     }
     bool kept(int64_t i, int64_t u) const { return !mask || mask[first(i) + u]; }
     float weight(int64_t i, int64_t u) const { return weights ? weights[first(i) + u] : 1.0f; }

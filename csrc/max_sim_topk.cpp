@@ -68,7 +68,7 @@ void select_blocks(int64_t queries, int64_t documents, int64_t k, int threads,
     selection.write(scores, indices);
 }
 
-Tokens part_of(const Tokens& documents, DType dtype, int64_t first, int64_t last) {
+Tokens part_of(const Tokens& documents, int64_t size, int64_t first, int64_t last) {
     Tokens part = documents;
     part.n = last - first;
     if (documents.offsets) {
@@ -79,7 +79,7 @@ Tokens part_of(const Tokens& documents, DType dtype, int64_t first, int64_t last
         for (int64_t j = 0; j < part.n; ++j) part.length = std::max(part.length, part.length_of(j));
         return part;
     }
-    part.data = documents.row(dtype, first, 0);
+    part.data = static_cast<const char*>(documents.data) + documents.place(first, 0) * size;
     part.total = part.n * part.length;
     if (part.mask) part.mask += first * part.length;
     if (part.weights) part.weights += first * part.length;
@@ -89,7 +89,7 @@ Tokens part_of(const Tokens& documents, DType dtype, int64_t first, int64_t last
 void max_sim_topk(const MaxSimInputs& in, int64_t k, float* scores, int64_t* indices, const char* isa, int threads) {
     const auto score = [&](int64_t first, int64_t last, float* scratch) {
         MaxSimInputs block = in;
-        block.d = part_of(in.d, in.dtype, first, last);
+        block.d = part_of(in.d, size_of(in.dtype), first, last);
         MaxSimOutputs out{};
         out.scores = scratch;
         max_sim(block, out, isa, threads);

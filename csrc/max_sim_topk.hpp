@@ -41,8 +41,8 @@ void select_blocks(int64_t queries, int64_t documents, int64_t k, int threads,
                    const std::function<void(int64_t first, int64_t last, float* scratch)>& score, float* scores,
                    int64_t* indices);
 
-// Documents [first, last) alone.
-Tokens part_of(const Tokens& documents, DType dtype, int64_t first, int64_t last);
+// Documents [first, last) alone; `size` is that of an element in bytes.
+Tokens part_of(const Tokens& documents, int64_t size, int64_t first, int64_t last);
 
 // Writes the best k documents of each query: scores and indices (q.n, k).
 void max_sim_topk(const MaxSimInputs& in, int64_t k, float* scores, int64_t* indices, const char* isa, int threads);

@@ -219,9 +219,9 @@ def test_there_is_no_gradient() -> None:
 
 @pytest.mark.parametrize("backend", ["cpp", "reference"])
 def test_opcheck(backend: str) -> None:
-    torch.library.opcheck(max_sim_topk_op, (Q, D, None, None, None, None, torch.rand(2, 3), 3, None, "ieee", backend))
+    torch.library.opcheck(max_sim_topk_op, (Q, D, *(None,) * 6, torch.rand(2, 3), 3, None, "ieee", backend))
     bounds = torch.tensor([0, 4, 6])
-    torch.library.opcheck(max_sim_topk_op, (Q, D[0], None, bounds, None, None, None, 3, 0.1, "ieee", backend))
+    torch.library.opcheck(max_sim_topk_op, (Q, D[0], *(None,) * 3, bounds, *(None,) * 3, 3, 0.1, "ieee", backend))
 
 
 def test_compiles_to_one_graph() -> None:

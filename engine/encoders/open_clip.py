@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from engine.atomic_files import write_text, written_whole
 from engine.encoders.base import EncoderSpec, Tokens, fingerprint
+from engine.encoders.folders import made_folder
 from engine.encoders.hub_tokenizer import HubTokenizer
 from engine.encoders.open_clip_checkpoints import load_weights
 from engine.encoders.open_clip_sources import CONFIG_FILE, WEIGHT_FILES, Source, buildable, find_source
@@ -78,11 +79,11 @@ class OpenClipEncoder(DualEncoder):
         The folder states the fingerprint, and loading refuses files that were changed.
 
         Raises:
-            ValueError: an encoder of half precision, which no longer has the exact weights.
+            ValueError: an encoder of half precision, which no longer has the exact weights; no name.
+            OSError: the folder is a file or cannot be made.
         """
         self._check_savable()
-        target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
+        target = made_folder(self.spec.name, folder)
         state = {name: tensor.cpu().contiguous() for name, tensor in self._model.state_dict().items()}
         with written_whole(target / WEIGHT_FILES[0]) as path:
             save_file(state, path)

@@ -7,6 +7,7 @@ vector is the pool's output when that patch is all it sees.
 from __future__ import annotations
 
 import json
+import stat
 import string
 from collections.abc import Callable, Sequence
 from os import PathLike
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from engine.atomic_files import write_text
 from engine.encoders.base import EncoderSpec, Tokens, fingerprint
+from engine.encoders.folders import made_folder
 from engine.encoders.hub_tokenizer import HubTokenizer
 from engine.encoders.pixels import PixelRules
 from engine.encoders.placement import place
@@ -90,11 +92,19 @@ class TransformersEncoder(DualEncoder):
         """Write model, tokenizer and image processor as one folder; `hf:<folder>` loads it back.
 
         The folder states the fingerprint, and loading refuses files that were changed.
+
+        Raises:
+            ValueError: an encoder of half precision, which no longer has the exact weights; no name.
+            OSError: the folder is a file or cannot be made.
         """
         self._check_savable()
-        target = Path(folder)
+        target = made_folder(self.spec.name, folder)
         for part in (self._model, self._files.tokenizer, self._files.processor):
             part.save_pretrained(target)
+        usual = stat.S_IMODE((target / "config.json").stat().st_mode)
+        for weights in target.glob("*.safetensors"):
+            # Written by way of a temporary file that only its owner may read.
+            weights.chmod(usual)
         write_text(target / STATED_FILE, json.dumps(self._stated(), indent=1))
 
     def _embed_pixels(self, pixels: Tensor) -> Tensor:

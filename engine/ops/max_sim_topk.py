@@ -18,11 +18,14 @@ from engine.ops.checks import (
     name_of,
 )
 from engine.ops.max_sim import max_sim_op
+from engine.ops.max_sim_int8 import check_codes, choose_codes_backend, native_arguments
 from engine.ops.max_sim_varlen import max_sim_varlen_op, offsets_of
 from engine.ops.native import as_array, dense_rows, extension, forced_isa
 from engine.reference import max_sim_topk as reference
 from engine.reference.max_sim import compute_dtype
+from engine.reference.max_sim_int8 import items_of, score_codes
 from engine.reference.max_sim_varlen import Items
+from engine.reference.quantize import QuantizedTokens
 
 OP = "max_sim_topk"
 # Scores held at a time on a GPU.
@@ -41,6 +44,8 @@ class TopKOutput(NamedTuple):
 def _max_sim_topk(
     q: Tensor,
     d: Tensor,
+    q_scales: Tensor | None,
+    d_scales: Tensor | None,
     q_cu_seqlens: Tensor | None,
     d_cu_seqlens: Tensor | None,
     q_mask: Tensor | None,
@@ -51,9 +56,12 @@ def _max_sim_topk(
     precision: str,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
-    """The op on checked arguments."""
+    """The op on checked arguments; with scales, q and d are int8 codes."""
     for name, bounds, tokens in (("q_cu_seqlens", q_cu_seqlens, q), ("d_cu_seqlens", d_cu_seqlens, d)):
         check_bounds(OP, name, bounds, tokens.shape[0])
+    rest = (q_cu_seqlens, d_cu_seqlens, q_mask, d_mask, q_weights)
+    if q_scales is not None and d_scales is not None:
+        return _of_codes(QuantizedTokens(q, q_scales), QuantizedTokens(d, d_scales), rest, k, backend)
     queries, documents = Items(q, q_cu_seqlens, q_mask, q_weights), Items(d, d_cu_seqlens, d_mask, None)
     if backend == "reference":
         return reference.max_sim_topk(queries, documents, k, temperature=temperature, precision=precision)
@@ -66,6 +74,20 @@ def _max_sim_topk(
             *map(offsets_of, (q_cu_seqlens, d_cu_seqlens)),
             *(as_array(x if x is None else x.contiguous()) for x in (q_mask, d_mask, q_weights)),
             temperature or 0.0, *map(as_array, outputs), forced_isa(), torch.get_num_threads(),
+        )  # fmt: skip
+    return outputs
+
+
+def _of_codes(
+    q: QuantizedTokens, d: QuantizedTokens, rest: tuple[Tensor | None, ...], k: int, backend: str
+) -> tuple[Tensor, Tensor]:
+    if backend == "reference":
+        return reference.max_sim_topk(*items_of(q, d, *rest), k, scorer=score_codes)
+    outputs = _empty(Items(q.codes, rest[0], None, None), k)
+    if outputs[0].shape[0] > 0:
+        extension(OP).max_sim_int8_topk(
+            *native_arguments(q.codes, d.codes, q.scales, d.scales, *rest), *map(as_array, outputs),
+            forced_isa(), torch.get_num_threads(),
         )  # fmt: skip
     return outputs
 
@@ -115,6 +137,8 @@ max_sim_topk_op = torch.library.custom_op("peaksim::max_sim_topk", _max_sim_topk
 def _max_sim_topk_fake(
     q: Tensor,
     d: Tensor,
+    q_scales: Tensor | None,
+    d_scales: Tensor | None,
     q_cu_seqlens: Tensor | None,
     d_cu_seqlens: Tensor | None,
     q_mask: Tensor | None,
@@ -129,8 +153,8 @@ def _max_sim_topk_fake(
 
 
 def max_sim_topk(
-    q: Tensor,
-    d: Tensor,
+    q: Tensor | QuantizedTokens,
+    d: Tensor | QuantizedTokens,
     k: int,
     *,
     q_cu_seqlens: Tensor | None = None,
@@ -149,10 +173,11 @@ def max_sim_topk(
     no gradient.
 
     Args:
-        q, d: queries and documents, dense or packed as in `max_sim_varlen`.
+        q, d: queries and documents, dense or packed as in `max_sim_varlen`; or both as `quantize` gives them, to be
+            scored as by `max_sim_int8`.
         k: how many documents, 1 or more. If there are fewer, the rest holds score −inf and index −1.
         q_cu_seqlens, d_cu_seqlens: boundaries of packed queries and documents as in `max_sim_varlen`.
-        All else as in `max_sim`.
+        All else as in `max_sim`; quantised tokens have no `temperature` and no `precision`.
 
     Returns:
         scores `(Nq, k)` float32 (float64 for float64 inputs) and indices `(Nq, k)` int64, best first.
@@ -165,10 +190,44 @@ def max_sim_topk(
     >>> max_sim_topk(q, d, 3)
     TopKOutput(scores=tensor([[4., 4., 2.]]), indices=tensor([[1, 3, 2]]))
     """
+    _check_k(k)
+    rest = (q_cu_seqlens, d_cu_seqlens, q_mask, d_mask)
+    if isinstance(q, QuantizedTokens) or isinstance(d, QuantizedTokens):
+        check_codes(OP, q, d, *rest, q_weights)
+        if temperature is not None or precision != "ieee":
+            given = f"{temperature} and {precision!r}"
+            raise ValueError(f"{OP}: quantised tokens take no temperature or precision, got {given}")
+        assert isinstance(q, QuantizedTokens) and isinstance(d, QuantizedTokens)
+        chosen = choose_codes_backend(OP, backend, q.codes)
+        weights = None if q_weights is None else q_weights.to(torch.float32)
+        tensors = (q.codes, d.codes, q.scales, d.scales, *rest, weights)
+        return TopKOutput(*max_sim_topk_op(*tensors, k, None, precision, chosen))
+    _check_tokens(q, d, *rest, q_weights)
+    check_temperature(OP, temperature)
+    chosen = choose_backend(OP, backend, q)
+    check_precision(OP, precision, q.dtype, chosen)
+    weights = None if q_weights is None else q_weights.to(compute_dtype(q.dtype))
+    soft = None if temperature is None else float(temperature)
+    return TopKOutput(*max_sim_topk_op(q, d, None, None, *rest, weights, k, soft, precision, chosen))
+
+
+def _check_k(k: object) -> None:
     if isinstance(k, bool) or not isinstance(k, int):
         raise TypeError(f"{OP}: k must be an int, got {type(k).__name__}")
     if k < 1:
         raise ValueError(f"{OP}: k must be 1 or more, got {k}")
+
+
+def _check_tokens(
+    q: Tensor,
+    d: Tensor,
+    q_cu_seqlens: object,
+    d_cu_seqlens: object,
+    q_mask: object,
+    d_mask: object,
+    q_weights: object,
+) -> None:
+    """Types, shapes and devices of all tensors."""
     check_tokens(OP, q, d, q_packed=q_cu_seqlens is not None, d_packed=d_cu_seqlens is not None)
     check_cu_seqlens(OP, "q_cu_seqlens", q_cu_seqlens, "(Nq + 1,)", q)
     check_cu_seqlens(OP, "d_cu_seqlens", d_cu_seqlens, "(Nd + 1,)", d)
@@ -176,12 +235,3 @@ def max_sim_topk(
     check_per_token(OP, "q_mask", q_mask, q, q_axes, mask=True)
     check_per_token(OP, "d_mask", d_mask, d, "(Nd, Ld)" if d_cu_seqlens is None else "(d_total,)", mask=True)
     check_per_token(OP, "q_weights", q_weights, q, q_axes, mask=False)
-    check_temperature(OP, temperature)
-    chosen = choose_backend(OP, backend, q)
-    check_precision(OP, precision, q.dtype, chosen)
-    if q_weights is not None:
-        q_weights = q_weights.to(compute_dtype(q.dtype))
-    soft = None if temperature is None else float(temperature)
-    return TopKOutput(
-        *max_sim_topk_op(q, d, q_cu_seqlens, d_cu_seqlens, q_mask, d_mask, q_weights, k, soft, precision, chosen)
-    )

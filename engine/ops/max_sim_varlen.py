@@ -54,8 +54,8 @@ def _max_sim_varlen(
             queries, documents, temperature=temperature, precision=precision, scorer=_dense_on_triton, **options
         )
     outputs = reference.empty_outputs(queries, documents, **options)
-    _fill_tail(outputs[2:4], q_cu_seqlens)
-    _fill_tail(outputs[4:6], d_cu_seqlens)
+    fill_tail(outputs[2:4], q_cu_seqlens)
+    fill_tail(outputs[4:6], d_cu_seqlens)
     if outputs[0].numel() > 0:
         extension(OP).max_sim(
             as_array(dense_rows(q)), as_array(dense_rows(d)), name_of(q.dtype),
@@ -71,7 +71,7 @@ def _dense_on_triton(*tensors: Tensor | None, temperature: float | None, precisi
     return max_sim_op(*tensors, temperature, symmetric, False, need_argmax, need_values, precision, "triton")
 
 
-def _fill_tail(per_token: tuple[Tensor, ...], cu_seqlens: Tensor | None) -> None:
+def fill_tail(per_token: tuple[Tensor, ...], cu_seqlens: Tensor | None) -> None:
     """Rows that belong to no item: argmax −1, value 0."""
     if cu_seqlens is None:
         return

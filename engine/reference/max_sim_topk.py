@@ -2,7 +2,8 @@
 
     indices[i] = the k documents j with the greatest scores[i, j], best first
 
-with the scores of `engine.reference.max_sim`; either side may be packed as in `engine.reference.max_sim_varlen`.
+with the scores of `engine.reference.max_sim`, or of `engine.reference.max_sim_int8` for quantised tokens; either side
+may be packed as in `engine.reference.max_sim_varlen`.
 
 * Of equal scores the document with the lower index comes first; 0 and −0 are equal.
 * NaN counts as the greatest score, as in `torch.topk`: documents that score NaN come first, lower indices before
@@ -15,21 +16,34 @@ with the scores of `engine.reference.max_sim`; either side may be packed as in `
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from engine.reference import max_sim as dense
+from engine.reference.max_sim import Outputs
 from engine.reference.max_sim_varlen import Items, max_sim_varlen
 
 
 def max_sim_topk(
-    q: Items, d: Items, k: int, *, temperature: float | None = None, precision: str = "ieee"
+    q: Items,
+    d: Items,
+    k: int,
+    *,
+    temperature: float | None = None,
+    precision: str = "ieee",
+    scorer: Callable[..., Outputs] = dense.max_sim,
 ) -> tuple[Tensor, Tensor]:
     """The contract above, for arguments that the op has checked.
+
+    Args:
+        scorer: as in `engine.reference.max_sim_varlen.max_sim_varlen`; `score_codes` for int8 codes.
 
     Returns:
         scores `(Nq, k)`, indices `(Nq, k)` int64.
     """
-    scores, *_ = max_sim_varlen(q, d, temperature=temperature, precision=precision)
+    scores, *_ = max_sim_varlen(q, d, temperature=temperature, precision=precision, scorer=scorer)
     return best_of(scores, torch.arange(d.number, device=scores.device).expand(scores.shape), k)
 
 
