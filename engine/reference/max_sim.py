@@ -29,7 +29,8 @@ With c[i, j, u] = grad_scores[i, j] · w[i, u] + grad_values[i, j, u] the backwa
     hard:  grad_q[i, u] = Σ_j c[i, j, u] · d[j, argmax],   grad_d[j, t] = Σ_{i, u: argmax = t} c[i, j, u] · q[i, u]
     soft:  the same with c · softmax_t(⟨q[i, u], d[j, t]⟩ / τ) on every kept t,
 
-and likewise for the reverse direction.
+and likewise for the reverse direction. For bfloat16 inputs, kernels may round the soft form's gradients of
+similarities (c · softmax) to bfloat16 before these products; the sums are float32.
 
 No tensor of shape (Nq, Nd, Lq, Ld) is made: work goes in tiles of queries × documents of at most
 `TILE_BYTES`, or of a single pair.
