@@ -47,11 +47,14 @@ void max_sim(const Array& q, const Array& d, const std::string& dtype, const May
 // Gradients of scores and values and the winners of one direction; None where there are none.
 peaksim::MaxSimIncoming incoming_of(const peaksim::MaxSimInputs& in, const peaksim::Tokens& own, int64_t others,
                                     const MaybeArray& scores, const MaybeArray& values, const MaybeArray& argmax) {
-    const int64_t columns = in.pairs ? 1 : in.d.n;
-    if (scores && !argmax) refuse("argmax", "given with the gradient of its scores");
+    const int64_t columns = in.pairs ? 1 : in.d.n, size = argmax ? argmax->itemsize() : 4;
+    const void* winners = nullptr;
+    if (size == 1) winners = per_token<int8_t>(argmax, "argmax", in, own, others, false);
+    if (size == 2) winners = per_token<int16_t>(argmax, "argmax", in, own, others, false);
+    if (size == 4) winners = per_token<int32_t>(argmax, "argmax", in, own, others, false);
+    if (argmax && !winners) refuse("argmax", "int8, int16 or int32");
     return {dense<float>(scores, "gradient of scores", 'f', {in.q.n, columns}, false),
-            per_token<float>(values, "gradient of values", in, own, others, false),
-            per_token<int32_t>(argmax, "argmax", in, own, others, false)};
+            per_token<float>(values, "gradient of values", in, own, others, false), winners, size};
 }
 
 void max_sim_backward(const Array& q, const Array& d, const std::string& dtype, const MaybeArray& q_offsets,
@@ -65,10 +68,31 @@ void max_sim_backward(const Array& q, const Array& d, const std::string& dtype, 
     const peaksim::MaxSimIncoming forward = incoming_of(in, in.q, in.d.n, scores, values, argmax);
     const peaksim::MaxSimIncoming reverse =
         incoming_of(in, in.d, in.q.n, reverse_scores, reverse_values, reverse_argmax);
+    if ((scores && !argmax) || (reverse_scores && !reverse_argmax)) {
+        refuse("argmax", "given with the gradient of its scores");
+    }
     float* to_q = gradient(grad_q, "grad_q", in.q, in.dim);
     float* to_d = gradient(grad_d, "grad_d", in.d, in.dim);
     py::gil_scoped_release release;
     peaksim::max_sim_backward(in, forward, reverse, to_q, to_d, isa.c_str(), threads);
+}
+
+void max_sim_soft_backward(const Array& q, const Array& d, const std::string& dtype, const MaybeArray& q_offsets,
+                           const MaybeArray& d_offsets, const MaybeArray& q_mask, const MaybeArray& d_mask,
+                           const MaybeArray& q_weights, const MaybeArray& d_weights, float temperature, bool pairs,
+                           const MaybeArray& scores, const MaybeArray& values, const MaybeArray& reverse_scores,
+                           const MaybeArray& reverse_values, const Array& grad_q, const Array& grad_d,
+                           const std::string& isa, int threads) {
+    const peaksim::MaxSimInputs in =
+        inputs_of(q, d, dtype, q_offsets, d_offsets, q_mask, d_mask, q_weights, d_weights, temperature, pairs);
+    if (!(temperature > 0.0f)) refuse("temperature", "positive");
+    const peaksim::MaxSimIncoming forward = incoming_of(in, in.q, in.d.n, scores, values, std::nullopt);
+    const peaksim::MaxSimIncoming reverse =
+        incoming_of(in, in.d, in.q.n, reverse_scores, reverse_values, std::nullopt);
+    float* to_q = gradient(grad_q, "grad_q", in.q, in.dim);
+    float* to_d = gradient(grad_d, "grad_d", in.d, in.dim);
+    py::gil_scoped_release release;
+    peaksim::max_sim_soft_backward(in, forward, reverse, to_q, to_d, isa.c_str(), threads);
 }
 
 }  // namespace
@@ -101,6 +125,15 @@ PYBIND11_MODULE(_C, m) {
           py::arg("reverse_values").noconvert().none(true), py::arg("reverse_argmax").noconvert().none(true),
           py::arg("grad_q").noconvert(), py::arg("grad_d").noconvert(), py::arg("isa"), py::arg("threads"),
           "Backward of the hard form of max-sim.");
+    m.def("max_sim_soft_backward", &max_sim_soft_backward, py::arg("q").noconvert(), py::arg("d").noconvert(),
+          py::arg("dtype"), py::arg("q_offsets").noconvert().none(true), py::arg("d_offsets").noconvert().none(true),
+          py::arg("q_mask").noconvert().none(true), py::arg("d_mask").noconvert().none(true),
+          py::arg("q_weights").noconvert().none(true), py::arg("d_weights").noconvert().none(true),
+          py::arg("temperature"), py::arg("pairs"), py::arg("scores").noconvert().none(true),
+          py::arg("values").noconvert().none(true), py::arg("reverse_scores").noconvert().none(true),
+          py::arg("reverse_values").noconvert().none(true), py::arg("grad_q").noconvert(),
+          py::arg("grad_d").noconvert(), py::arg("isa"), py::arg("threads"),
+          "Backward of the soft form of max-sim.");
     bind_centroid(m);
     bind_crop_batch(m);
     bind_max_sim_int8(m);

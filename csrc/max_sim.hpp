@@ -68,11 +68,18 @@ struct MaxSimOutputs {
     bool reverse() const { return reverse_scores || reverse_argmax || reverse_values; }
 };
 
-// One direction of the hard form's backward: gradients of scores and (or null) of values, winners.
+// One direction of the backward: gradients of scores and (or null) of values; winners in the hard form.
 struct MaxSimIncoming {
     const float* scores;
     const float* values;
-    const int32_t* argmax;
+    const void* argmax;
+    int64_t argmax_size;  // bytes of an index: 1, 2 or 4, signed
+
+    int64_t winner(int64_t at) const {
+        if (argmax_size == 1) return static_cast<const int8_t*>(argmax)[at];
+        if (argmax_size == 2) return static_cast<const int16_t*>(argmax)[at];
+        return static_cast<const int32_t*>(argmax)[at];
+    }
 };
 
 // Throws std::invalid_argument for an `isa` that is unknown or not to be had here; "" takes the best.
@@ -82,5 +89,9 @@ void max_sim(const MaxSimInputs& in, const MaxSimOutputs& out, const char* isa, 
 // may be null. Owner computes: each gradient row is summed by one thread in a fixed order.
 void max_sim_backward(const MaxSimInputs& in, const MaxSimIncoming& forward, const MaxSimIncoming& reverse,
                       float* grad_q, float* grad_d, const char* isa, int threads);
+
+// The same for the soft form, without winners; either direction's scores may be null.
+void max_sim_soft_backward(const MaxSimInputs& in, const MaxSimIncoming& forward, const MaxSimIncoming& reverse,
+                           float* grad_q, float* grad_d, const char* isa, int threads);
 
 }  // namespace peaksim

@@ -183,7 +183,8 @@ def test_the_contract_holds_under_the_interpreter() -> None:
     """What the padded blocks decide, in a process where Triton's kernels run interpreted on CPU tensors."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-W",
-         "ignore::RuntimeWarning", "tests/test_max_sim_varlen.py", "-k", "ragged and None or special and None or padded or no_items"],
+         "ignore::RuntimeWarning", "tests/test_max_sim_varlen.py",
+         "-k", "ragged and None or special and None or padded or no_items"],
         env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
     assert done.returncode == 0 and "13 passed" in done.stdout, done.stdout[-5000:]

@@ -3,6 +3,7 @@
 from engine.ops.centroid import centroid
 from engine.ops.crop_batch import crop_batch
 from engine.ops.max_sim import MaxSimOutput, max_sim, max_sim_pairs
+from engine.ops.max_sim_contrastive import max_sim_contrastive
 from engine.ops.max_sim_int8 import max_sim_int8
 from engine.ops.max_sim_topk import TopKOutput, max_sim_topk
 from engine.ops.max_sim_varlen import max_sim_varlen
@@ -22,6 +23,7 @@ __all__ = [
     "crop_batch",
     "dequantize",
     "max_sim",
+    "max_sim_contrastive",
     "max_sim_int8",
     "max_sim_pairs",
     "max_sim_topk",

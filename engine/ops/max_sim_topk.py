@@ -195,7 +195,8 @@ def max_sim_topk(
     if isinstance(q, QuantizedTokens) or isinstance(d, QuantizedTokens):
         check_codes(OP, q, d, *rest, q_weights)
         if temperature is not None or precision != "ieee":
-            raise ValueError(f"{OP}: quantised tokens take no temperature or precision, got {temperature}, {precision!r}")
+            given = f"{temperature} and {precision!r}"
+            raise ValueError(f"{OP}: quantised tokens take no temperature or precision, got {given}")
         assert isinstance(q, QuantizedTokens) and isinstance(d, QuantizedTokens)
         chosen = choose_codes_backend(OP, backend, q.codes)
         weights = None if q_weights is None else q_weights.to(torch.float32)

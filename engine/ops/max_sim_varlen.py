@@ -18,7 +18,7 @@ from engine.ops.checks import (
     name_of,
 )
 from engine.ops.max_sim import MaxSimOutput, asked_for, max_sim_op
-from engine.ops.native import as_array, dense_rows, extension, forced_isa
+from engine.ops.native import as_array, dense_arrays, dense_rows, extension, forced_isa
 from engine.reference import max_sim_varlen as reference
 from engine.reference.max_sim import Incoming, Outputs, compute_dtype
 from engine.reference.max_sim_varlen import Items
@@ -132,29 +132,35 @@ def _max_sim_varlen_backward(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of q and d; a direction whose gradient of scores is None takes no part.
 
-    The C++ kernels have the hard form. All else runs in the reference.
+    Without kernels of its own for a backend, it runs in the reference.
     """
-    if backend == "cpp" and temperature is None:
+    if backend == "cpp":
         grads = q.new_empty(q.shape, dtype=torch.float32), d.new_empty(d.shape, dtype=torch.float32)
-        for grad, bounds in zip(grads, (q_cu_seqlens, d_cu_seqlens), strict=True):
-            if bounds is not None:
-                grad[int(bounds[-1]) :] = 0
-        incoming = (grad_scores, grad_values, argmax, grad_reverse_scores, grad_reverse_values, reverse_argmax)
-        extension(OP).max_sim_backward(
-            as_array(dense_rows(q)), as_array(dense_rows(d)), name_of(q.dtype),
-            *map(offsets_of, (q_cu_seqlens, d_cu_seqlens)),
-            *(as_array(x if x is None else x.contiguous()) for x in (q_weights, d_weights)), False,
-            *(as_array(x if x is None else x.contiguous()) for x in incoming),
-            *map(as_array, grads), forced_isa(), torch.get_num_threads(),
-        )  # fmt: skip
+        for grad, ends in zip(grads, (q_cu_seqlens, d_cu_seqlens), strict=True):
+            if ends is not None:
+                grad[int(ends[-1]) :] = 0
+        ahead, back = (grad_scores, grad_values), (grad_reverse_scores, grad_reverse_values)
+        tokens = (as_array(dense_rows(q)), as_array(dense_rows(d)), name_of(q.dtype))
+        bounds = [offsets_of(x) for x in (q_cu_seqlens, d_cu_seqlens)]
+        last = (*map(as_array, grads), forced_isa(), torch.get_num_threads())
+        if temperature is None:
+            extension(OP).max_sim_backward(
+                *tokens, *bounds, *dense_arrays(q_weights, d_weights), False,
+                *dense_arrays(*ahead, argmax, *back, reverse_argmax), *last,
+            )  # fmt: skip
+        else:
+            extension(OP).max_sim_soft_backward(
+                *tokens, *bounds, *dense_arrays(q_mask, d_mask, q_weights, d_weights), temperature, False,
+                *dense_arrays(*ahead, *back), *last,
+            )  # fmt: skip
         return grads[0].to(q.dtype), grads[1].to(d.dtype)
-    ahead = None if grad_scores is None else Incoming(grad_scores, grad_values, argmax)
-    back = None
+    forward = None if grad_scores is None else Incoming(grad_scores, grad_values, argmax)
+    reverse = None
     if grad_reverse_scores is not None:
-        back = Incoming(grad_reverse_scores, grad_reverse_values, reverse_argmax)
+        reverse = Incoming(grad_reverse_scores, grad_reverse_values, reverse_argmax)
     queries, documents = Items(q, q_cu_seqlens, q_mask, q_weights), Items(d, d_cu_seqlens, d_mask, d_weights)
     return reference.max_sim_varlen_backward(
-        queries, documents, ahead, back, temperature=temperature, precision=precision
+        queries, documents, forward, reverse, temperature=temperature, precision=precision
     )
 
 

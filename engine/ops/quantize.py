@@ -13,6 +13,28 @@ from engine.reference.quantize import QuantizedTokens
 MOST_CODES = 2**16
 
 
+def _quantize(x: Tensor) -> tuple[Tensor, Tensor]:
+    return reference.quantize(x)
+
+
+def _dequantize(codes: Tensor, scales: Tensor) -> Tensor:
+    return reference.dequantize(QuantizedTokens(codes, scales))
+
+
+quantize_op = torch.library.custom_op("peaksim::quantize", _quantize, mutates_args=())
+dequantize_op = torch.library.custom_op("peaksim::dequantize", _dequantize, mutates_args=())
+
+
+@quantize_op.register_fake
+def _quantize_fake(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape, dtype=torch.int8), x.new_empty(x.shape[:-1], dtype=torch.float32)
+
+
+@dequantize_op.register_fake
+def _dequantize_fake(codes: Tensor, scales: Tensor) -> Tensor:
+    return scales.new_empty(codes.shape)
+
+
 def quantize(x: Tensor) -> QuantizedTokens:
     """Rotate token vectors by a fixed orthogonal matrix and round each to int8 codes with a scale of its own.
 
@@ -41,7 +63,7 @@ def quantize(x: Tensor) -> QuantizedTokens:
         raise ValueError(f"quantize: x must have the shape (..., D) with D <= {MOST_CODES}, got {tuple(x.shape)}")
     if x.dtype not in FLOATS:
         raise TypeError(f"quantize: x must be one of {', '.join(map(name_of, FLOATS))}, got {name_of(x.dtype)}")
-    return reference.quantize(x.detach())
+    return QuantizedTokens(*quantize_op(x.detach()))
 
 
 def dequantize(x: QuantizedTokens) -> Tensor:
@@ -51,7 +73,7 @@ def dequantize(x: QuantizedTokens) -> Tensor:
         TypeError, ValueError: x is no QuantizedTokens of int8 codes `(..., D)` and float32 scales `(...)`.
     """
     check_quantized("dequantize", "x", x)
-    return reference.dequantize(x)
+    return dequantize_op(*x)
 
 
 def check_quantized(op: str, name: str, x: object) -> None:

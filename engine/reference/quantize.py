@@ -114,4 +114,5 @@ def _codes(rotated: Tensor) -> tuple[Tensor, Tensor]:
 
 def dequantize(x: QuantizedTokens) -> Tensor:
     """Vectors `(..., D)` float32 in the original dimensions."""
-    return rotate_back(x.codes.to(torch.float32) * x.scales[..., None]) if x.codes.shape[-1] else x.codes.float()
+    levels = x.codes.to(torch.float32)
+    return rotate_back(levels * x.scales[..., None]) if levels.shape[-1] else levels
