@@ -16,7 +16,7 @@ from engine.benchmarks import demo
 from engine.benchmarks.demo import DemoConfig, DemoResult
 from engine.cli.demonstration import in_words
 from engine.cli.main import COMMANDS
-from engine.cli.options import image_files, scorer_with
+from engine.cli.options import image_files, scorer_named, scorer_with
 from engine.encoders.registry import families
 from engine.engine import Engine
 from engine.scenes.items import CATEGORIES
@@ -295,6 +295,11 @@ def test_options_are_read_as_their_types():
     ):
         with pytest.raises(ValueError, match=message):
             scorer_with("sgi", options)
+    for given in (("crops=native", "crops=rescaled"), ("crops=native", "grid=scenes", "crops=native")):
+        with pytest.raises(ValueError, match="--option: crops must be given once, got crops=native and "):
+            scorer_with("sgi", given)
+    with pytest.raises(ValueError, match="crops must be given once"):
+        scorer_named("sgi?crops=native&crops=rescaled")
     with pytest.raises(ValueError, match="temperature must be a number, got 'warm'"):
         scorer_with("max_sim", ("temperature=warm",))
     with pytest.raises(ValueError, match=r"an option of 'global' \(it has none\), got 'a=b'"):
