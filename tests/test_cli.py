@@ -123,6 +123,18 @@ def test_classify_names_the_best_labels(shell: Shell, photos: Path):
     assert shell.err == "peaksim: --top must be at least 1, got 0\n"
 
 
+def test_labels_that_are_too_long_are_named_as_they_were_given(shell: Shell, photos: Path):
+    stem = " ".join(f"w{number}" for number in range(12))
+    long = [f"{stem} {word}" for word in ("end", "stop")]
+    labels = [word for label in ("red", *long) for word in ("--label", label)]
+    assert shell("classify", photos, *labels, "--model", "fake") == 0
+    first, second = (repr(label[:39] + "…") for label in long)
+    assert shell.err == (
+        "peaksim: warning: classify: longer than the model's context and cut: "
+        f"label 1 ({first}), 2 ({second}); sentences of theirs are equal after the cut: labels [1, 2]\n"
+    )
+
+
 def test_models_lists_the_families(shell: Shell):
     assert shell("models") == 0
     assert all(family.example in shell.out for family in families())

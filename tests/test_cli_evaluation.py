@@ -265,6 +265,12 @@ def test_official_places_are_refused_by_name(data: Path):
         read_official("bivlc", data)
     with pytest.raises(ValueError, match="sugarcrepe: tags are Winoground's, got x"):
         read_official("sugarcrepe", data, tags="x")
+    with pytest.raises(ValueError, match="negbench_mcq: its annotations must be a file, got the folder "):
+        read_official("negbench_mcq", data, annotations=data / "negbench")
+    with pytest.raises(ValueError, match="winoground: its annotations must be a folder, got the file "):
+        read_official("winoground", data, annotations=data / "winoground" / "examples.jsonl")
+    with pytest.raises(ValueError, match="winoground: its tags must be a file, got the folder "):
+        read_official("winoground", data, tags=data)
     assert len(read_official("negbench_mcq", data)) == 1
 
 
