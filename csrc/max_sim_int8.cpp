@@ -46,10 +46,15 @@ public:
             }
             segments.push_back({i, begin, static_cast<int64_t>(tokens.size()) - begin});
         }
-        width = round_up(static_cast<int64_t>(tokens.size()), kernels.lanes);
-        data_.resize(static_cast<size_t>(width * lane_bytes(in, kernels)));
+        const int64_t count = static_cast<int64_t>(tokens.size());
+        width = round_up(count, kernels.lanes);
+        for (const int64_t split : {16, 4, 2}) {
+            if (kernels.splits && split_ == 1 && count > 0 && count * split <= kernels.lanes) split_ = split;
+        }
+        data_.resize(static_cast<size_t>(width * round_up(in.dim, kernels.group * split_) * element()));
     }
 
+    // Of a token on one lane.
     static int64_t lane_bytes(const MaxSimInt8Inputs& in, const MaxSimInt8Kernels& kernels) {
         return round_up(in.dim, kernels.group) * (kernels.wide ? 2 : 1);
     }
@@ -58,11 +63,13 @@ public:
     int64_t panel_begin(int64_t p) const { return p * panel_width_; }
     Int8Panel panel(int64_t p) const {
         const int64_t lanes = std::min(panel_width_, width - panel_begin(p));
-        return {data_.data() + panel_begin(p) * lane_bytes(in_, kernels_), static_cast<int>(lanes / kernels_.lanes)};
+        return {data_.data() + panel_begin(p) * lane_bytes(in_, kernels_), static_cast<int>(lanes / kernels_.lanes),
+                static_cast<int>(split_)};
     }
 
     // Copies the codes into the panels.
     void pack() {
+        const int64_t group = kernels_.group, run = group * split_;
         for (const Segment& segment : segments) {
             for (int64_t x = segment.begin; x < segment.begin + segment.count; ++x) {
                 const int64_t p = x / panel_width_, lane = x - panel_begin(p);
@@ -70,7 +77,7 @@ public:
                 const int8_t* row = codes_of(in_.q, segment.query, tokens[size_t(x)]);
                 char* to = data_.data() + panel_begin(p) * lane_bytes(in_, kernels_);
                 for (int64_t k = 0; k < in_.dim; ++k) {
-                    const int64_t at = (k / kernels_.group * lanes + lane) * kernels_.group + k % kernels_.group;
+                    const int64_t at = k / run * lanes * group + lane * run + k % run;
                     if (kernels_.wide) {
                         reinterpret_cast<int16_t*>(to)[at] = row[k];
                     } else {
@@ -86,9 +93,12 @@ public:
     int64_t width;
 
 private:
+    int64_t element() const { return kernels_.wide ? 2 : 1; }
+
     const MaxSimInt8Inputs& in_;
     const MaxSimInt8Kernels& kernels_;
     int64_t panel_width_;
+    int64_t split_ = 1;
     std::vector<char> data_;
 };
 

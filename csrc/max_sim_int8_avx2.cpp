@@ -86,7 +86,7 @@ void widen(const int8_t* from, int16_t* to, int64_t n) {
     for (; k < n; ++k) to[k] = from[k];
 }
 
-constexpr MaxSimInt8Kernels kKernels = {"avx2", kLanes, 2, 2, true, fold, widen};
+constexpr MaxSimInt8Kernels kKernels = {"avx2", kLanes, 2, 2, false, true, fold, widen};
 
 }  // namespace
 

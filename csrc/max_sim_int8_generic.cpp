@@ -39,7 +39,7 @@ void widen(const int8_t* from, int16_t* to, int64_t n) {
     for (int64_t k = 0; k < n; ++k) to[k] = from[k];
 }
 
-constexpr MaxSimInt8Kernels kKernels = {"generic", kLanes, 1, 1, true, fold, widen};
+constexpr MaxSimInt8Kernels kKernels = {"generic", kLanes, 1, 1, false, true, fold, widen};
 
 }  // namespace
 

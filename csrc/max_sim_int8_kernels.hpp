@@ -11,10 +11,12 @@
 namespace peaksim {
 
 // Codes of query tokens on vector lanes: `vectors` vectors of `lanes` tokens, packed as
-// [dim / group][vectors * lanes][group], the last group filled up.
+// [dim / group][vectors * lanes][group], the last group filled up. Few tokens lie on `split` neighbouring lanes each, in
+// one vector: [dim / (group * split)][tokens][split][group].
 struct Int8Panel {
     const void* data;
     int vectors;
+    int split;  // 1, 2, 4 or 16
 };
 
 struct MaxSimInt8Kernels {
@@ -22,6 +24,7 @@ struct MaxSimInt8Kernels {
     int lanes;        // tokens in one vector
     int max_vectors;  // vectors in one panel
     int group;        // neighbouring codes of a token that are packed together
+    bool splits;      // few tokens may lie on several lanes each
     bool wide;        // panels and document rows hold int16; otherwise panels hold code + 128, rows the codes
     // Greatest product so far times its row's scale, and the ordinal of the row, of each token in the panel over n
     // document rows whose ordinals begin with `first`. The products are exact; NaN counts as the greatest. best starts

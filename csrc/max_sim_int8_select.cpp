@@ -12,7 +12,7 @@ namespace peaksim {
 namespace {
 
 bool is_name(const char* isa) {
-    const std::string all = std::string(" ") + max_sim_isas() + " ";
+    const std::string all = std::string(" ") + max_sim_isas() + " amx_emulated ";
     return *isa == '\0' || all.find(std::string(" ") + isa + " ") != std::string::npos;
 }
 
