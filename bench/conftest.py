@@ -40,7 +40,6 @@ def paired(benchmark: BenchmarkFixture, request: pytest.FixtureRequest) -> Paire
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     rows = config.stash[ROWS]
     if rows:
-        torch.set_num_threads(config.getoption("--threads"))
         terminalreporter.section("ours against baselines, medians of interleaved rounds")
         for line in [*table(rows), "", *roofs()]:
             terminalreporter.write_line(line)

@@ -1,4 +1,4 @@
-"""Ours and its baselines in turn: results checked first, medians of interleaved rounds, a share of what the machine can.
+"""Ours and its baselines in turn: results checked first, medians of interleaved rounds, share of the machine's roofs.
 
 Used through the fixture `paired` of `conftest.py`, whose terminal summary is the table of ratios. On one thread times
 are the process's own, which other processes do not lengthen; with more they are the clock's.
@@ -10,7 +10,6 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import torch
@@ -66,20 +65,27 @@ def median_of(call: Callable[[], Any]) -> float:
     return statistics.median(seconds(call) for _ in range(ROUNDS))
 
 
-@cache
+# Measured once a session, by the number of threads.
+_read_rates: dict[int, float] = {}
+_matrix_rates: dict[tuple[torch.dtype, int], float] = {}
+
+
 def read_rate(threads: int) -> float:
     """Bytes per second that `threads` threads read: the sum over a buffer much larger than the caches."""
     assert threads == torch.get_num_threads(), "the rate is that of torch's threads"
-    buffer = torch.ones(READ_BYTES // 4)
-    return READ_BYTES / median_of(buffer.sum)
+    if threads not in _read_rates:
+        buffer = torch.ones(READ_BYTES // 4)
+        _read_rates[threads] = READ_BYTES / median_of(buffer.sum)
+    return _read_rates[threads]
 
 
-@cache
 def matrix_rate(dtype: torch.dtype, threads: int) -> float:
     """Multiplications and additions per second of a large product through torch."""
     assert threads == torch.get_num_threads(), "the rate is that of torch's threads"
-    x = torch.randn(MATRIX, MATRIX, generator=torch.Generator().manual_seed(7)).to(dtype)
-    return 2 * MATRIX**3 / median_of(lambda: x @ x)
+    if (dtype, threads) not in _matrix_rates:
+        x = torch.randn(MATRIX, MATRIX, generator=torch.Generator().manual_seed(7)).to(dtype)
+        _matrix_rates[dtype, threads] = 2 * MATRIX**3 / median_of(lambda: x @ x)
+    return _matrix_rates[dtype, threads]
 
 
 def binding_roof(work: Work, dtype: torch.dtype, ours_s: float) -> tuple[float, str]:
@@ -121,7 +127,7 @@ class Paired:
         Args:
             op, case: what the row is called.
             ours, baselines: without arguments; each returns its result.
-            expected: the result in float64, a tensor or a tuple of them, or a function that checks one and raises.
+            expected: the result in float64, a tensor or a tuple of them, or a function that checks a result and raises.
             dtype: of the inputs; row of `TOLERANCES`.
             work: least work of the case, for the share of the machine's roofs.
             loose: relative tolerance of baselines that compute something less exact.
@@ -173,9 +179,7 @@ def table(rows: list[Row]) -> list[str]:
 
 def roofs() -> list[str]:
     """What was measured of the machine in this session, as lines of text."""
-    lines = []
-    threads = torch.get_num_threads()
-    if read_rate.cache_info().currsize:
-        rates = [f"{name_of(dtype)} {matrix_rate(dtype, threads) / 1e9:.0f} GFLOP/s" for dtype in TOLERANCES]
-        lines.append(f"roofs on {threads} threads: read {read_rate(threads) / 1e9:.1f} GB/s, matrix {', '.join(rates)}")
+    lines = [f"read on {threads} threads: {rate / 1e9:.1f} GB/s" for threads, rate in _read_rates.items()]
+    for (dtype, threads), rate in _matrix_rates.items():
+        lines.append(f"{name_of(dtype)} matrix product on {threads} threads: {rate / 1e9:.0f} GFLOP/s")
     return lines

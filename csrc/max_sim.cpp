@@ -31,6 +31,17 @@ constexpr int64_t kGroupBlocks = 4096;
 // log-sum-exp subtracts the maximum, except an infinite one: inf - inf would be NaN.
 float shift_of(float best) { return std::isinf(best) ? 0.0f : best; }
 
+// In four parts, for additions wait for each other.
+double sum_of(const float* x, int64_t n) {
+    double sums[4] = {};
+    int64_t k = 0;
+    for (; k + 4 <= n; k += 4) {
+        for (int part = 0; part < 4; ++part) sums[part] += static_cast<double>(x[k + part]);
+    }
+    for (; k < n; ++k) sums[0] += static_cast<double>(x[k]);
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
 // One thread's memory, sized before the threads start.
 struct Scratch {
     // A table of document rows: where they lie, their document within the task, their place within it.
@@ -51,6 +62,7 @@ public:
         const double work = static_cast<double>(in.q.total) * documents * static_cast<double>(in.dim);
         threads_ = useful_threads(work, threads);
         tiled_ = in.temperature > 0.0f || out.reverse();
+        plain_ = !tiled_ && !in.q.weights && !out.argmax && !out.values;
     }
 
     void run() {
@@ -268,8 +280,8 @@ private:
             const int64_t length = in_.q.length_of(segment.query);
             if (out_.argmax) std::fill_n(out_.argmax + at, length, -1);
             if (out_.values) std::fill_n(out_.values + at, length, 0.0f);
-            double sum = 0.0;
-            for (int64_t x = segment.begin; found && x < segment.begin + segment.count; ++x) {
+            double sum = plain_ && found ? sum_of(s.best.data() + begin + segment.begin, segment.count) : 0.0;
+            for (int64_t x = segment.begin; !plain_ && found && x < segment.begin + segment.count; ++x) {
                 const int64_t u = block.tokens()[size_t(x)];
                 float value = s.best[size_t(begin + x)];
                 if (in_.temperature > 0.0f) value = s.shift[size_t(x)] + in_.temperature * std::log(s.total[size_t(x)]);
@@ -287,6 +299,7 @@ private:
     const MaxSimKernels& kernels_;
     int threads_;
     bool tiled_;
+    bool plain_;  // scores alone, of weights that are all one
     int64_t chunk_ = 1, table_ = 1, documents_ = 1;
 };
 

@@ -3,14 +3,12 @@
 // The unnamed namespace gives each unit its own copy, compiled with its own flags.
 //
 // Tiles: product<C, A, B>(): tile C += A * B; load<T>(from, stride), store<T>(to, stride) in bytes; zero<T>();
-// fetch(place): will be needed soon; kElement: bytes of an element.
+// fetch(place): will be needed soon; kElement: bytes of an element; Sum: type of a tile's sums.
 // Take: take<VT>(sums, first, n): sums[r * 16 * VT + token] of rows [first, first + n) of the run.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
-
-#include "max_sim_kernels.hpp"
 
 namespace peaksim {
 namespace {
@@ -31,7 +29,8 @@ struct TileRows {
     alignas(kTileBytes) char piece[kTileRows * kTileBytes];
 
     // Rows from `first` on; past the run's end the last one repeats.
-    void set(const RowRun& run, int64_t first) {
+    template <class Run>
+    void set(const Run& run, int64_t first) {
         for (int m = 0; m < kTileRows; ++m) {
             at[m] = static_cast<const char*>(run.rows[first + m < run.n ? first + m : run.n - 1]);
         }
@@ -59,9 +58,17 @@ struct TileRows {
     }
 };
 
-// One step along the rows: 64 bytes of RT tiles of rows against VT vectors of tokens.
+// One step along the rows: n <= 64 bytes of RT tiles of rows against VT vectors of tokens.
 template <int RT, int VT, class Tiles>
 inline void tile_step(Tiles& tiles, TileRows (&rows)[2], int64_t k, int64_t n, const char* tokens) {
+    alignas(kTileBytes) char last[kTileRows * VT * kTileBytes];
+    if (n < kTileBytes) {
+        // The panel ends with the last four bytes of its tokens.
+        const size_t there = static_cast<size_t>((n + 3) / 4 * VT * kTileBytes);
+        std::memcpy(last, tokens, there);
+        std::memset(last + there, 0, sizeof last - there);
+        tokens = last;
+    }
     tiles.template load<kTokenTile>(tokens, VT * kTileBytes);
     if constexpr (VT == 2) tiles.template load<kTokenTile + 1>(tokens + kTileBytes, VT * kTileBytes);
     rows[0].template load<kRowTile>(tiles, k, n);
@@ -76,7 +83,7 @@ inline void tile_step(Tiles& tiles, TileRows (&rows)[2], int64_t k, int64_t n, c
 
 template <int RT, int VT, class Tiles>
 inline void tile_sums(Tiles& tiles, TileRows (&rows)[2], const char* const* next, int64_t bytes, const char* tokens,
-                      float* sums) {
+                      typename Tiles::Sum* sums) {
     tiles.template zero<0>();
     if constexpr (VT == 2) tiles.template zero<1>();
     if constexpr (RT == 2) tiles.template zero<2>();
@@ -87,18 +94,18 @@ inline void tile_sums(Tiles& tiles, TileRows (&rows)[2], const char* const* next
         tile_step<RT, VT>(tiles, rows, k, n, tokens);
     }
     constexpr int64_t kStride = int64_t{VT} * kTileBytes;
-    constexpr int64_t kDown = int64_t{kTileRows} * VT * kTileTokens;  // floats
+    constexpr int64_t kDown = int64_t{kTileRows} * VT * kTileTokens;  // sums
     tiles.template store<0>(sums, kStride);
     if constexpr (VT == 2) tiles.template store<1>(sums + kTileTokens, kStride);
     if constexpr (RT == 2) tiles.template store<2>(sums + kDown, kStride);
     if constexpr (RT == 2 && VT == 2) tiles.template store<3>(sums + kDown + kTileTokens, kStride);
 }
 
-// All rows of the run against one panel.
-template <int VT, class Tiles, class Take>
-void tile_run(Tiles& tiles, const RowRun& run, int64_t bytes, const char* tokens, const Take& take) {
+// All rows of the run against one panel. A run has `rows`, `n` and `known` as RowRun does.
+template <int VT, class Tiles, class Run, class Take>
+void tile_run(Tiles& tiles, const Run& run, int64_t bytes, const char* tokens, const Take& take) {
     TileRows rows[2];
-    alignas(kTileBytes) float sums[2 * kTileRows * VT * kTileTokens];
+    alignas(kTileBytes) typename Tiles::Sum sums[2 * kTileRows * VT * kTileTokens];
     constexpr int64_t kBlock = 2 * kTileRows;
     for (int64_t first = 0; first < run.n; first += kBlock) {
         const int64_t n = run.n - first < kBlock ? run.n - first : kBlock;
@@ -118,12 +125,13 @@ void tile_run(Tiles& tiles, const RowRun& run, int64_t bytes, const char* tokens
     }
 }
 
-template <class Tiles, class Take>
-void tile_panel(const RowRun& run, int64_t dim, const Panel& panel, const Take& take) {
-    const char* tokens = static_cast<const char*>(panel.data);
+// Tokens of `vectors` vectors, one or two.
+template <class Tiles, class Run, class Take>
+void tile_panel(const Run& run, int64_t dim, const void* panel, int vectors, const Take& take) {
+    const char* tokens = static_cast<const char*>(panel);
     const int64_t bytes = dim * Tiles::kElement;
     Tiles tiles;
-    if (panel.vectors == 2) {
+    if (vectors == 2) {
         tile_run<2>(tiles, run, bytes, tokens, take);
     } else {
         tile_run<1>(tiles, run, bytes, tokens, take);

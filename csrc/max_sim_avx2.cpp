@@ -228,7 +228,7 @@ void axpy(DType dtype, float c, const void* from, float* to, int64_t n) {
     for (; k < n; ++k) to[k] += c * load_one(dtype, from, k);
 }
 
-constexpr MaxSimKernels kKernels = {"avx2", kLanes,  kMaxVectors, kMaxSplit, 1,       1,     false,
+constexpr MaxSimKernels kKernels = {"avx2", kLanes,  kMaxVectors, kMaxSplit, 1,     false,
                                     fold,   tile,    columns,     column_sums, row_max, row_sum, widen, axpy};
 
 }  // namespace

@@ -114,6 +114,10 @@ PEAKSIM_INLINE __m512 settled(__m512 x) {
     return x;
 }
 
+// Lanes that hold a token's sum.
+template <int SPLIT>
+constexpr __mmask16 kTokens = static_cast<__mmask16>((1u << (kLanes / SPLIT)) - 1u);
+
 // Running maxima of a block of rows.
 struct Fold {
     const RowRun& run;
@@ -125,25 +129,23 @@ struct Fold {
     PEAKSIM_INLINE void take(const __m512 (&acc)[MR][NR], const int64_t (&at)[MR]) const {
         __mmask16 nan = 0;
         PEAKSIM_UNROLL
-        for (int m = 0; m < MR; ++m) {
-            PEAKSIM_UNROLL
-            for (int v = 0; v < NR; ++v) nan |= _mm512_cmp_ps_mask(acc[m][v], acc[m][v], _CMP_UNORD_Q);
+        for (int m = 0; m < MR; m += 2) {
+            const int other = m + 1 < MR ? m + 1 : m;  // two at a time
+            for (int v = 0; v < NR; ++v) nan |= _mm512_cmp_ps_mask(acc[m][v], acc[other][v], _CMP_UNORD_Q);
         }
         const int32_t first = run.document[at[0]];
         if (!nan && !index && first == run.document[at[MR - 1]]) return one_document<SPLIT>(acc, first);
         PEAKSIM_UNROLL
         for (int v = 0; v < NR; ++v) {
-            // One vector of tokens at a time, for the documents' borders lie anywhere.
             __m512 column[MR];
             PEAKSIM_UNROLL
             for (int m = 0; m < MR; ++m) column[m] = acc[m][v];
-            nan ? rows<SPLIT, true>(column, at, v) : rows<SPLIT, false>(column, at, v);
+            any_documents(column, at, MR, v, kTokens<SPLIT>);
         }
     }
 
     template <int SPLIT, int MR, int NR>
     PEAKSIM_INLINE void one_document(const __m512 (&acc)[MR][NR], int32_t document) const {
-        constexpr __mmask16 kTokens = static_cast<__mmask16>((1u << (kLanes / SPLIT)) - 1u);
         float* to = best + document * stride;
         PEAKSIM_UNROLL
         for (int v = 0; v < NR; ++v) {
@@ -151,30 +153,27 @@ struct Fold {
             PEAKSIM_UNROLL
             for (int m = 1; m < MR; ++m) most = _mm512_max_ps(most, acc[m][v]);
             // Of a NaN and a number the instruction takes its second operand: a NaN that is there already stays.
-            most = _mm512_max_ps(most, _mm512_maskz_loadu_ps(kTokens, to + v * kLanes));
-            _mm512_mask_storeu_ps(to + v * kLanes, kTokens, most);
+            most = _mm512_max_ps(most, _mm512_maskz_loadu_ps(kTokens<SPLIT>, to + v * kLanes));
+            _mm512_mask_storeu_ps(to + v * kLanes, kTokens<SPLIT>, most);
         }
     }
 
-    template <int SPLIT, bool NAN_THERE, int MR>
-    PEAKSIM_INLINE void rows(const __m512 (&column)[MR], const int64_t (&at)[MR], int v) const {
-        constexpr __mmask16 kTokens = static_cast<__mmask16>((1u << (kLanes / SPLIT)) - 1u);
-        for (int m = 0; m < MR;) {
+    // Vector v of tokens of `count` rows, whatever is among them and wherever documents end.
+    void any_documents(const __m512* column, const int64_t* at, int count, int v, __mmask16 tokens) const {
+        for (int m = 0; m < count;) {
             const int32_t document = run.document[at[m]];
             const int64_t place = document * stride + v * kLanes;
-            __m512 most = _mm512_maskz_loadu_ps(kTokens, best + place);
-            __m512i token = index ? _mm512_maskz_loadu_epi32(kTokens, index + place) : _mm512_setzero_si512();
-            for (; m < MR && run.document[at[m]] == document; ++m) {
+            __m512 most = _mm512_maskz_loadu_ps(tokens, best + place);
+            __m512i token = index ? _mm512_maskz_loadu_epi32(tokens, index + place) : _mm512_setzero_si512();
+            for (; m < count && run.document[at[m]] == document; ++m) {
                 // "Not less or equal" holds for greater and for NaN; a NaN that is there already stays.
-                const __mmask16 wins =
-                    NAN_THERE ? _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(most, most, _CMP_ORD_Q), column[m], most,
-                                                        _CMP_NLE_UQ)
-                              : _mm512_cmp_ps_mask(column[m], most, _CMP_GT_OQ);
+                const __mmask16 ordered = _mm512_cmp_ps_mask(most, most, _CMP_ORD_Q);
+                const __mmask16 wins = _mm512_mask_cmp_ps_mask(ordered, column[m], most, _CMP_NLE_UQ);
                 most = _mm512_mask_mov_ps(most, wins, column[m]);
                 token = _mm512_mask_set1_epi32(token, wins, run.token[at[m]]);
             }
-            _mm512_mask_storeu_ps(best + place, kTokens, most);
-            if (index) _mm512_mask_storeu_epi32(index + place, kTokens, token);
+            _mm512_mask_storeu_ps(best + place, tokens, most);
+            if (index) _mm512_mask_storeu_epi32(index + place, tokens, token);
         }
     }
 };
@@ -186,11 +185,10 @@ struct Tile {
 
     template <int SPLIT, int MR, int NR>
     PEAKSIM_INLINE void take(const __m512 (&acc)[MR][NR], const int64_t (&at)[MR]) const {
-        constexpr __mmask16 kTokens = static_cast<__mmask16>((1u << (kLanes / SPLIT)) - 1u);
         PEAKSIM_UNROLL
         for (int m = 0; m < MR; ++m) {
             PEAKSIM_UNROLL
-            for (int v = 0; v < NR; ++v) _mm512_mask_storeu_ps(out + at[m] * stride + v * kLanes, kTokens, acc[m][v]);
+            for (int v = 0; v < NR; ++v) _mm512_mask_storeu_ps(out + at[m] * stride + v * kLanes, kTokens<SPLIT>, acc[m][v]);
         }
     }
 };

@@ -17,7 +17,7 @@ int64_t packed_size(const MaxSimInputs& in, const MaxSimKernels& kernels) {
 }
 
 int64_t lane_bytes(const MaxSimInputs& in, const MaxSimKernels& kernels) {
-    return round_up(in.dim, kernels.depth) * packed_size(in, kernels);
+    return round_up(in.dim, kernels.group) * packed_size(in, kernels);
 }
 
 float as_float(DType dtype, const char* row, int64_t k) {
@@ -73,7 +73,7 @@ void QueryBlock::add_panel(int vectors, int split) {
 }
 
 int64_t QueryBlock::packed_depth(int split) const {
-    return round_up(in_.dim, std::max<int64_t>(kernels_.depth, kernels_.group * split));
+    return round_up(in_.dim, static_cast<int64_t>(kernels_.group) * split);
 }
 
 char* QueryBlock::data() const {

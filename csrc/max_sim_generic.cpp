@@ -71,7 +71,7 @@ void axpy(DType dtype, float c, const void* from, float* to, int64_t n) {
     }
 }
 
-constexpr MaxSimKernels kKernels = {"generic", kLanes, 1,       1,           1,       1,       false,
+constexpr MaxSimKernels kKernels = {"generic", kLanes, 1,       1,           1,       false,
                                     fold,      tile,   columns, column_sums, row_max, row_sum, widen, axpy};
 
 }  // namespace

@@ -6,22 +6,7 @@
 
 #include <cstdint>
 
-// Sums live in registers only if all that touches them ends up in one function, with constant indices: such a function
-// is PEAKSIM_INLINE, a loop over sums PEAKSIM_UNROLL.
-#ifndef PEAKSIM_UNROLL
-#if defined(_MSC_VER)
-#define PEAKSIM_INLINE __forceinline
-#else
-#define PEAKSIM_INLINE __attribute__((always_inline)) inline
-#endif
-#if defined(__clang__)
-#define PEAKSIM_UNROLL _Pragma("unroll")
-#elif defined(__GNUC__)
-#define PEAKSIM_UNROLL _Pragma("GCC unroll 16")
-#else
-#define PEAKSIM_UNROLL
-#endif
-#endif
+#include "inlining.hpp"
 
 namespace peaksim {
 
@@ -53,6 +38,8 @@ struct MaxSimInt8Kernels {
 const MaxSimInt8Kernels* max_sim_int8_generic();
 const MaxSimInt8Kernels* max_sim_int8_avx2();
 const MaxSimInt8Kernels* max_sim_int8_avx512_vnni();
+const MaxSimInt8Kernels* max_sim_int8_amx();
+const MaxSimInt8Kernels* max_sim_int8_amx_emulated();  // for tests, only if it is named
 
 // The best kernels on this processor, or those of `isa`; throws std::invalid_argument.
 const MaxSimInt8Kernels& max_sim_int8_kernels(const char* isa);

@@ -26,11 +26,15 @@ bool forbidden(const char* isa, const MaxSimInt8Kernels& kernels) {
 }  // namespace
 
 const MaxSimInt8Kernels& max_sim_int8_kernels(const char* isa) {
+    if (std::strcmp(isa, "amx_emulated") == 0) return *max_sim_int8_amx_emulated();
     if (!is_name(isa)) {
         throw std::invalid_argument(std::string("max_sim_int8: the instruction set must be one of ") + max_sim_isas() +
                                     ", got " + isa);
     }
     const CpuFeatures& cpu = cpu_features();
+    // The limit names bfloat16's tiles: processors with those have these too.
+    const bool all = *isa == '\0' || std::strcmp(isa, "amx_bf16") == 0;
+    if (cpu.amx_int8 && all && max_sim_int8_amx()) return *max_sim_int8_amx();
     const MaxSimInt8Kernels* vnni = cpu.avx512_vnni ? max_sim_int8_avx512_vnni() : nullptr;
     if (vnni && !forbidden(isa, *vnni)) return *vnni;
     const MaxSimInt8Kernels* avx2 = cpu.avx2 ? max_sim_int8_avx2() : nullptr;

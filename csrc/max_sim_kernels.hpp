@@ -12,7 +12,7 @@
 namespace peaksim {
 
 // Tokens of a query block on vector lanes: `vectors` vectors of lanes / split tokens each, packed as
-// [depth / g][tokens][g] with g = group * split; the last groups are filled up with zeros. A token that has several
+// [dim / g][tokens][g] with g = group * split; the last groups are filled up with zeros. A token that has several
 // lanes to itself keeps vectors full where there are few tokens.
 struct Panel {
     const void* data;
@@ -35,7 +35,6 @@ struct MaxSimKernels {
     int max_vectors;  // vectors in one panel
     int max_split;    // greatest `split` of a panel, a power of two
     int group;        // neighbouring elements of a token that are packed together: 1 float32 or 2 bfloat16
-    int depth;        // a token's packed elements are a multiple of it
     bool as_stored;   // document rows are read in their own dtype; otherwise they are widened to float32 first
 
     // Greatest similarity so far, best[document * stride + token of the panel], and at the same place of index (or

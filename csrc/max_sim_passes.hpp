@@ -4,23 +4,9 @@
 
 #include <cstdint>
 
+#include "inlining.hpp"
 #include "max_sim_kernels.hpp"
 #include "similarity.hpp"
-
-// Sums live in registers only if all that touches them ends up in one function, with constant indices: such a function
-// is PEAKSIM_INLINE, a loop over sums PEAKSIM_UNROLL.
-#if defined(_MSC_VER)
-#define PEAKSIM_INLINE __forceinline
-#else
-#define PEAKSIM_INLINE __attribute__((always_inline)) inline
-#endif
-#if defined(__clang__)
-#define PEAKSIM_UNROLL _Pragma("unroll")
-#elif defined(__GNUC__)
-#define PEAKSIM_UNROLL _Pragma("GCC unroll 16")
-#else
-#define PEAKSIM_UNROLL
-#endif
 
 namespace peaksim {
 namespace {
@@ -83,21 +69,18 @@ inline int64_t rows_ahead(int64_t bytes) {
 // Block::run<MR>(at, next): indices of its rows, and of the rows to fetch ahead, block.ahead further on.
 template <int MR, class Block>
 void for_rows(const RowRun& run, const Block& block, int64_t done = 0) {
-    const int64_t ahead = block.ahead;
-    const auto take = [&](int64_t first) {
-        int64_t at[MR], next[MR];
-        for (int m = 0; m < MR; ++m) {
-            at[m] = first + m < run.n ? first + m : run.n - 1;
-            next[m] = first + ahead + m < run.known ? first + ahead + m : run.known - 1;
-        }
+    int64_t at[MR], next[MR];
+    for (; done + MR <= run.n; done += MR) {
+        const int64_t later = done + block.ahead + MR <= run.known ? done + block.ahead : run.known - MR;
+        for (int m = 0; m < MR; ++m) at[m] = done + m, next[m] = later + m;
         block.template run<MR>(at, next);
-    };
-    for (; done + MR <= run.n; done += MR) take(done);
+    }
     if (done == run.n) return;
     if constexpr (MR > 3) {
         if (run.n - done <= MR / 2) return for_rows<MR / 2>(run, block, done);
     }
-    take(done);
+    for (int m = 0; m < MR; ++m) at[m] = next[m] = done + m < run.n ? done + m : run.n - 1;
+    block.template run<MR>(at, next);
 }
 
 }  // namespace
