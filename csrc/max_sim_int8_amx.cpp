@@ -29,7 +29,7 @@ void fold(const void* const* rows, const float* scales, int64_t n, int64_t dim, 
     fold_codes<HardwareTiles<CodeProduct>>(rows, scales, n, dim, panel.data, panel.vectors, first, best, index);
 }
 
-constexpr MaxSimInt8Kernels kKernels = {"amx_int8", kTileTokens, kTileMaxVectors, 4, false, fold, nullptr};
+constexpr MaxSimInt8Kernels kKernels = {"amx_int8", kTileTokens, kTileMaxVectors, 4, false, false, fold, nullptr};
 
 }  // namespace
 

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from engine.ops.max_sim import MaxSimOutput, max_sim
+from engine.ops.max_sim_int8 import max_sim_int8
 from engine.ops.native import ISA_VARIABLE, extension, instruction_sets
+from engine.ops.quantize import quantize
 from tests.max_sim_oracle import INF, INTERPRETED, NAN
 from tests.tolerances import assert_close
 
@@ -194,3 +196,19 @@ def test_tiles_of_the_processor_agree_with_their_emulation(forced: Callable) -> 
     if "amx_bf16" in instruction_sets():
         assert_close(forced("amx_bf16", q, d).values, wanted.values, dtype=torch.float32)
     assert_close(forced("", q, d).values, wanted.values, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("isa", [isa for isa in ISAS if isa != "generic"])
+@pytest.mark.parametrize("length, patches, dim", [(1, 1, 1), (5, 17, 3), (17, 33, 64), (33, 50, 65), (40, 16, 130)])
+def test_codes_give_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch, isa: str, length: int, patches: int, dim: int
+) -> None:
+    """Products of int8 codes are exact, whatever computes them."""
+    q, d = quantize(unit(2, length, dim, dtype=torch.float32)), quantize(unit(5, patches, dim, dtype=torch.float32))
+    d_mask = torch.rand(5, patches) < 0.7
+    results = []
+    for name in ("generic", isa):
+        monkeypatch.setenv(ISA_VARIABLE, name)
+        results.append(max_sim_int8(q, d, d_mask=d_mask, return_alignment=True))
+    for wanted, got in zip(*results, strict=True):
+        assert (wanted is None and got is None) or torch.equal(wanted, got)
