@@ -126,9 +126,9 @@ struct Maxima {
 };
 
 // MR * NR sums, NR vectors of tokens and four broadcast codes fit the 32 registers. With SPLIT > 1 a token's codes
-// lie on SPLIT lanes, for a panel of few tokens.
+// lie on SPLIT lanes, for a panel of few tokens. Rows `ahead` bytes further on are fetched meanwhile.
 template <int SPLIT, int MR, int NR>
-void block(const void* const* rows, int64_t at, int64_t dim, const void* panel, const Maxima& maxima) {
+void block(const void* const* rows, int64_t at, int64_t dim, const void* panel, int64_t ahead, const Maxima& maxima) {
     constexpr int64_t kStep = 4 * SPLIT;
     Sums acc[MR][NR];
     const int8_t* from[MR];
@@ -140,15 +140,20 @@ void block(const void* const* rows, int64_t at, int64_t dim, const void* panel, 
     }
     const char* tokens = static_cast<const char*>(panel);
     const int64_t whole = dim / kStep * kStep;
-    for (int64_t k = 0; k < whole; k += kStep, tokens += NR * kLine) {
-        __m512i t[NR];
+    for (int64_t k = 0; k < whole;) {
+        // Many short streams at once are more than the processor foresees.
         PEAKSIM_UNROLL
-        for (int v = 0; v < NR; ++v) t[v] = _mm512_loadu_si512(tokens + v * kLine);
-        PEAKSIM_UNROLL
-        for (int m = 0; m < MR; ++m) {
-            const __m512i x = repeated<SPLIT, false>(from[m] + k, kStep);
+        for (int m = 0; m < MR; ++m) _mm_prefetch(reinterpret_cast<const char*>(from[m]) + ahead + k, _MM_HINT_T0);
+        for (const int64_t end = k + kLine < whole ? k + kLine : whole; k < end; k += kStep, tokens += NR * kLine) {
+            __m512i t[NR];
             PEAKSIM_UNROLL
-            for (int v = 0; v < NR; ++v) acc[m][v] = add(acc[m][v], t[v], x);
+            for (int v = 0; v < NR; ++v) t[v] = _mm512_loadu_si512(tokens + v * kLine);
+            PEAKSIM_UNROLL
+            for (int m = 0; m < MR; ++m) {
+                const __m512i x = repeated<SPLIT, false>(from[m] + k, kStep);
+                PEAKSIM_UNROLL
+                for (int v = 0; v < NR; ++v) acc[m][v] = add(acc[m][v], t[v], x);
+            }
         }
     }
     __m512i products[MR][NR];
@@ -168,19 +173,21 @@ void block(const void* const* rows, int64_t at, int64_t dim, const void* panel, 
 
 template <int SPLIT, int MR, int NR>
 PEAKSIM_INLINE void block_of(int64_t count, const void* const* rows, int64_t at, int64_t dim, const void* panel,
-                             const Maxima& maxima) {
+                             int64_t ahead, const Maxima& maxima) {
     if constexpr (MR > 1) {
-        if (count < MR) return block_of<SPLIT, MR - 1, NR>(count, rows, at, dim, panel, maxima);
+        if (count < MR) return block_of<SPLIT, MR - 1, NR>(count, rows, at, dim, panel, ahead, maxima);
     }
-    block<SPLIT, MR, NR>(rows, at, dim, panel, maxima);
+    block<SPLIT, MR, NR>(rows, at, dim, panel, ahead, maxima);
 }
 
 // All rows in blocks of at most MR, as equal as can be.
 template <int SPLIT, int MR, int NR>
 void all(const void* const* rows, int64_t n, int64_t dim, const void* panel, const Maxima& maxima) {
+    // Of rows that lie one after the other the next block's, beyond the document's end the next document's.
+    const int64_t stride = n > 1 ? static_cast<const char*>(rows[1]) - static_cast<const char*>(rows[0]) : dim;
     for (int64_t blocks = (n + MR - 1) / MR, b = 0, at = 0; b < blocks; ++b) {
         const int64_t count = (n - at) / (blocks - b);
-        block_of<SPLIT, MR, NR>(count, rows, at, dim, panel, maxima);
+        block_of<SPLIT, MR, NR>(count, rows, at, dim, panel, count * stride, maxima);
         at += count;
     }
 }
