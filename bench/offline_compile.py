@@ -35,7 +35,7 @@ from bench.offline_launches import CASES, Launch, all_launches
 # Most shared memory of one block, bytes.
 SHARED_LIMIT_BYTES = {80: 163 * 1024, 90: 227 * 1024}
 # Kernels that are nothing without tensor cores, whose narrow forms must have them.
-PRODUCTS = ("_max_sim_fwd_kernel",)
+PRODUCTS = ("_max_sim_fwd_kernel", "_max_sim_bwd_soft_kernel")
 NARROW = ("bf16", "fp16", "i8")
 
 

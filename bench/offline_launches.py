@@ -118,18 +118,22 @@ def recorded() -> Iterator[list[Launch]]:
 
 def max_sim() -> None:
     """One query and many; tokens and patches of the usual encoders, and one under and over a block; D as well."""
-    shapes = [*itertools.product((1,), (1, 16, 32, 77, 128, 200), (1, 196), (512,))]
-    shapes += [*itertools.product((32,), (1, 16, 32, 50, 77, 128), (50, 1024), (512,))]
-    shapes += [(1, 32, 50, 128), (32, 32, 1024, 128), (1, 64, 576, 1024), (32, 77, 257, 768), (1, 32, 196, 100)]
-    for (n_q, l_q, l_d, dim), dtype in itertools.product(shapes, (BF16, FP32)):
-        _max_sim(n_q, l_q, l_d, dim, dtype)
-        _max_sim(n_q, l_q, l_d, dim, dtype, masks=True, argmax=True)
-    usual = [(1, 32, 196, 512), (32, 77, 50, 512), (8, 200, 300, 768), (4, 16, 17, 33)]
-    for (n_q, l_q, l_d, dim), dtype in itertools.product(usual, (BF16, FP16, FP32)):
-        for soft, pairs in itertools.product((False, True), (False, True)):
-            options = {"temperature": 0.07 if soft else None, "pairs": pairs}
+    shapes = [(1, l_q, 196, 512) for l_q in (1, 32, 50, 77, 128)]
+    shapes += [(32, l_q, l_d, 512) for l_q in (1, 16, 32, 50, 77) for l_d in (50, 1024)]
+    shapes += [(32, 77, 257, 768), (1, 64, 576, 1024), (1, 32, 196, 100)]
+    for n_q, l_q, l_d, dim in shapes:
+        _max_sim(n_q, l_q, l_d, dim, BF16)
+    for n_q, l_q, l_d, dim in shapes[1:]:
+        _max_sim(n_q, l_q, l_d, dim, BF16, masks=True, argmax=True)
+        _max_sim(n_q, l_q, l_d, dim, BF16, temperature=0.07)
+    for n_q, l_q, l_d, dim in [(1, 16, 50, 100), (1, 32, 196, 512), (32, 50, 257, 768), (8, 77, 196, 512)]:
+        for dtype, soft in ((BF16, True), (FP32, False), (FP32, True)):
+            options = {"temperature": 0.07 if soft else None}
             _max_sim(n_q, l_q, l_d, dim, dtype, **options)
             _max_sim(n_q, l_q, l_d, dim, dtype, masks=True, weights=True, symmetric=True, argmax=True, **options)
+            _max_sim(n_q, l_q, l_d, dim, dtype, symmetric=True, pairs=True, **options)
+    _max_sim(32, 77, 196, 512, FP16)
+    _max_sim(2, 77, 196, 512, FP16, masks=True, weights=True, symmetric=True, argmax=True, temperature=0.07)
     _max_sim(32, 77, 196, 512, FP32, precision="tf32")
 
 
@@ -150,6 +154,26 @@ def _max_sim(
         per_token[2:] = [torch.ones(x.shape[:2]) for x in (q, d)]
     outputs = empty_outputs(q, d, symmetric=symmetric, pairs=pairs, need_argmax=argmax, need_values=argmax)
     max_sim_forward(q, d, *per_token, outputs, temperature=temperature, pairs=pairs, precision=precision)
+
+
+def max_sim_backward() -> None:
+    """Texts and images of the usual encoders, short and long, hard and soft, one direction and both."""
+    from engine.kernels.max_sim_backward import max_sim_backward as backward
+
+    for l_q, l_d, dim, dtype in [(77, 196, 512, BF16), (32, 50, 1152, BF16), (77, 196, 512, FP32), (16, 17, 33, FP16)]:
+        for soft, full in itertools.product((False, True), (False, True)):
+            q, d = torch.empty(3, l_q, dim, dtype=dtype), torch.empty(2, l_d, dim, dtype=dtype)
+            masks = tuple(torch.ones(x.shape[:2], dtype=torch.bool) if full else None for x in (q, d))
+            weights = tuple(torch.ones(x.shape[:2]) if full else None for x in (q, d))
+            scores, nothing = torch.empty(3, 2), (None, None, None)
+            ahead, back = (
+                (scores, torch.empty(3, 2, n) if full else None, torch.empty(3, 2, n, dtype=torch.int32))
+                for n in (l_q, l_d)
+            )
+            backward(
+                q, d, masks, weights, (ahead, back if full else nothing),
+                temperature=0.07 if soft else None, pairs=False, precision="ieee",
+            )  # fmt: skip
 
 
 def crop_batch() -> None:
@@ -236,7 +260,10 @@ def centroid() -> None:
 
 
 CASES: dict[str, Callable[[], None]] = {
-    case.__name__: case for case in (max_sim, crop_batch, window_attention, peak_patch, peak_patch_correct, centroid)
+    case.__name__: case
+    for case in (
+        max_sim, max_sim_backward, crop_batch, window_attention, peak_patch, peak_patch_correct, centroid,
+    )  # fmt: skip
 }
 
 

@@ -126,7 +126,8 @@ def _max_sim_backward(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of q and d; a direction whose gradient of scores is None takes no part.
 
-    The C++ kernels have the hard form. All else runs in the reference, in tiles and in a fixed order.
+    The C++ kernels have the hard form, the Triton kernels both. All else runs in the reference, in tiles and in a
+    fixed order.
     """
     if backend == "cpp" and temperature is None:
         grads = q.new_empty(q.shape, dtype=torch.float32), d.new_empty(d.shape, dtype=torch.float32)
@@ -138,6 +139,15 @@ def _max_sim_backward(
             *map(as_array, grads), forced_isa(), torch.get_num_threads(),
         )  # fmt: skip
         return grads[0].to(q.dtype), grads[1].to(d.dtype)
+    if backend == "triton":
+        from engine.kernels.max_sim_backward import max_sim_backward
+
+        incoming = (grad_scores, grad_values, argmax), (grad_reverse_scores, grad_reverse_values, reverse_argmax)
+        with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
+            return max_sim_backward(
+                dense_rows(q), dense_rows(d), (q_mask, d_mask), (q_weights, d_weights), incoming,
+                temperature=temperature, pairs=pairs, precision=precision,
+            )  # fmt: skip
     ahead = None if grad_scores is None else Incoming(grad_scores, grad_values, argmax)
     back = None
     if grad_reverse_scores is not None:
