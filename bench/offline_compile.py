@@ -24,7 +24,6 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -192,9 +191,9 @@ class Flow:
         sources = [] if op in self.STOPS else operands
         for k in range(count):
             value = self._new(f"{name}#{k}" if count > 1 else name, sources, constant)
-            if op == "arith.muli" and re.search(r"(?:\bi32|xi32>)$", body):
-                if not any(self.constant[x] for x in operands):
-                    self.products[value] = f"{name} = {body}"
+            narrow = op == "arith.muli" and re.search(r"(?:\bi32|xi32>)$", body)
+            if narrow and not any(self.constant[x] for x in operands):
+                self.products[value] = f"{name} = {body}"
         if op == "tt.addptr":
             self.offsets.append(operands[1])
 
@@ -222,14 +221,14 @@ def table(rows: list[Measured]) -> str:
     widths = [max(len(str(row[k])) for row in [heads, *cells]) for k in range(len(heads) - 1)]
     lines = []
     for row in [heads, *cells]:
-        fixed = (str(x).ljust(w) if k < 3 else str(x).rjust(w) for k, (x, w) in enumerate(zip(row, widths, strict=False)))
-        lines.append("  ".join([*fixed, str(row[-1])]))
+        words = [str(x).ljust(w) for x, w in zip(row[:3], widths, strict=False)]
+        numbers = [str(x).rjust(w) for x, w in zip(row[3:-1], widths[3:], strict=True)]
+        lines.append("  ".join([*words, *numbers, str(row[-1])]))
     return "\n".join(lines)
 
 
-def measure_all(launches: list[Launch], archs: tuple[int, ...], workers: int) -> list[Measured]:
-    """Every launch for every architecture, in order."""
-    tasks = [(launch, arch) for launch in launches for arch in archs]
+def measure_all(tasks: list[tuple[Launch, int]], workers: int) -> list[Measured]:
+    """Every launch for its architecture, in order."""
     if workers <= 1:
         return [measure(*task) for task in tasks]
     # Not forked: torch has threads by now.
@@ -239,13 +238,13 @@ def measure_all(launches: list[Launch], archs: tuple[int, ...], workers: int) ->
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--ops", nargs="*", choices=[*CASES], default=[*CASES], help="the ops to compile (default: all)")
+    parser.add_argument("--ops", nargs="*", choices=[*CASES], default=[*CASES], help="default: all")
     parser.add_argument("--arch", nargs="*", type=int, choices=[*SHARED_LIMIT_BYTES], default=[*SHARED_LIMIT_BYTES])
     parser.add_argument("--workers", type=int, default=2, help="processes (default: 2)")
     options = parser.parse_args(arguments)
     began = time.monotonic()
-    launches = all_launches(tuple(options.ops))
-    rows = measure_all(launches, tuple(options.arch), options.workers)
+    ops = tuple(options.ops)
+    rows = measure_all([(launch, arch) for arch in options.arch for launch in all_launches(ops, arch)], options.workers)
     print(table(rows))
     failed = [row for row in rows if row.failures]
     for row in failed:

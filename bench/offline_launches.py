@@ -259,17 +259,20 @@ def centroid() -> None:
         kernels.centroids_spread(direction, cu_seqlens, classes, torch.empty(9, dim))
 
 
-CASES: dict[str, Callable[[], None]] = {
-    case.__name__: case
-    for case in (
-        max_sim, max_sim_backward, crop_batch, window_attention, peak_patch, peak_patch_correct, centroid,
-    )  # fmt: skip
-}
+OPS = (max_sim, max_sim_backward, crop_batch, window_attention, peak_patch, peak_patch_correct, centroid)
+CASES: dict[str, Callable[[], None]] = {case.__name__: case for case in OPS}
 
 
-def all_launches(ops: tuple[str, ...]) -> list[Launch]:
-    """What the launchers of these ops launch over their shapes; each launch once."""
-    with recorded() as launches:
-        for op in ops:
-            CASES[op]()
+def all_launches(ops: tuple[str, ...], arch: int) -> list[Launch]:
+    """What the launchers of these ops launch over their shapes on a GPU of this architecture; each launch once."""
+    from engine.kernels import max_sim as planned
+
+    asked = planned.architecture
+    planned.architecture = lambda device: arch
+    try:
+        with recorded() as launches:
+            for op in ops:
+                CASES[op]()
+    finally:
+        planned.architecture = asked
     return launches

@@ -1,10 +1,11 @@
 """Max-sim on the GPU: document patches on the rows of each product, query tokens on its columns.
 
-The contract stands in `engine.reference.max_sim`, that of packed tokens in `engine.reference.max_sim_varlen`. Patches go
-on M because a tensor-core instruction wants M in steps of 64, but N in steps of 8 only, and queries are the short side.
-One program scores one document against one query, or against a group of short ones that share a tile. While tiles of
-patches pass, each place of the tile keeps the greatest similarity it has seen; maxima across the rows are taken once a
-document. Programs of one document are neighbours, so that it is read from memory once.
+The contracts: `engine.reference.max_sim`, packed tokens `engine.reference.max_sim_varlen`, int8 codes
+`engine.reference.max_sim_int8`. Patches go on M because a tensor-core instruction wants M in steps of 64, but N in
+steps of 8 only, and queries are the short side. One program scores one document against one query, or a group of
+short ones that share a tile. While tiles of patches pass, each place of the tile keeps the greatest similarity it has
+seen; maxima across the rows are taken once a document. Programs of one document are neighbours, so that it is read from
+memory once.
 """
 
 # The arguments of kernels are Triton's values, which have no types to write.
@@ -37,7 +38,7 @@ def _span(cu_ptr, item, length, stride_item, stride_row, PACKED: tl.constexpr):
 
 @triton.jit
 def _similarities(
-    d_rows, q_rows, e_rows, d_scale, q_scale, e_scale, keep_m, keep_n, keep_e, dim,
+    d_rows, q_rows, e_rows, d_scale, keep_m, keep_n, keep_e, dim,
     MASK_M: tl.constexpr, SCALED: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -62,10 +63,7 @@ def _similarities(
             z = tl.load(e_rows[None, :] + at[:, None], mask=inside[:, None] & keep_e[None, :], other=0)
             more = tl.dot(x, z, more, input_precision=PRECISION, out_dtype=number)
     if SCALED:
-        return (
-            acc.to(tl.float32) * (d_scale[:, None] * q_scale[None, :]),
-            more.to(tl.float32) * (d_scale[:, None] * e_scale[None, :]),
-        )
+        return acc.to(tl.float32) * d_scale[:, None], more.to(tl.float32) * d_scale[:, None]
     return acc, more
 
 
@@ -91,10 +89,7 @@ def _update(s, best, place, total, keep, t, rate, SOFT: tl.constexpr, ARGMAX: tl
     else:
         if MASK_M:
             s = tl.where(keep[:, None], s, float("-inf"))
-        if SOFT:
-            best = tl.maximum(best, s)
-        else:
-            best = tl.maximum(best, s, propagate_nan=tl.PropagateNan.ALL)
+        best = tl.maximum(best, s) if SOFT else tl.maximum(best, s, propagate_nan=tl.PropagateNan.ALL)
     return best, place, total
 
 
@@ -143,14 +138,16 @@ def _columns(
 
 @triton.jit
 def _finish(
-    best, place, total, any_patch, base, owner, exists, keep, first, to, temperature, rate,
+    best, place, total, any_patch, base, owner, exists, keep, scale, first, to, temperature, rate,
     weights_ptr, argmax_ptr, values_ptr,
-    SOFT: tl.constexpr, ARGMAX: tl.constexpr, VALUES: tl.constexpr, WEIGHTS: tl.constexpr,
+    SOFT: tl.constexpr, ARGMAX: tl.constexpr, VALUES: tl.constexpr, WEIGHTS: tl.constexpr, SCALED: tl.constexpr,
     MEMBERS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Maxima of a part's tokens, written to `to` if wanted, and the weighted sum of each query (MEMBERS,)."""
     value, found_at, _ = _across(best, place, total, temperature, rate, 0, SOFT, ARGMAX)
     found = keep & any_patch
+    if SCALED:
+        value = scale * value
     value = tl.where(found, value, 0.0)
     if ARGMAX:
         tl.store(argmax_ptr + to, tl.where(found, found_at, -1), mask=exists)
@@ -222,8 +219,9 @@ def _max_sim_fwd_kernel(
     # A query of no tokens has results in the other direction, too.
     for base in range(0, tl.maximum(count, 1) if REVERSE else count, BLOCK_N + BLOCK_E):
         owner, u, rows, exists, keep, scale = _columns(
-            base, length, count, q_first, stride_qi, stride_qu, q_mask_ptr, q_scales_ptr, MEMBERS, Q_MASK, SCALED, BLOCK_N
-        )
+            base, length, count, q_first, stride_qi, stride_qu, q_mask_ptr, q_scales_ptr,
+            MEMBERS, Q_MASK, SCALED, BLOCK_N,
+        )  # fmt: skip
         best = tl.full((BLOCK_M, BLOCK_N), float("-inf"), tl.float32)
         place = tl.full((BLOCK_M, BLOCK_N), NOTHING, tl.int32)
         total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -250,7 +248,7 @@ def _max_sim_fwd_kernel(
                 d_scale = tl.load(d_scales_ptr + d_first + there, mask=there < patches, other=0.0)
             s, e = _similarities(
                 d_ptr + d_at + there.to(tl.int64) * stride_dt, q_ptr + q_at + rows, q_ptr + q_at + e_rows,
-                d_scale, scale, e_scale, keep_m, keep, e_keep, dim,
+                d_scale, keep_m, keep, e_keep, dim,
                 MASK_M, SCALED, EVEN_K, PRECISION, BLOCK_M, BLOCK_N, BLOCK_E, BLOCK_K,
             )  # fmt: skip
             best, place, total = _update(s, best, place, total, keep_m, there, rate, SOFT, ARGMAX, MASK_M)
@@ -275,14 +273,15 @@ def _max_sim_fwd_kernel(
                 reverse += back
         any_patch = tl.max(seen, 0) > 0 if D_MASK else patches > 0
         score += _finish(
-            best, place, total, any_patch, base, owner, exists, keep, q_first, q_to + owner * q_step + u,
-            temperature, rate, q_weights_ptr, argmax_ptr, values_ptr, SOFT, ARGMAX, VALUES, Q_WEIGHTS, MEMBERS, BLOCK_N,
+            best, place, total, any_patch, base, owner, exists, keep, scale, q_first, q_to + owner * q_step + u,
+            temperature, rate, q_weights_ptr, argmax_ptr, values_ptr,
+            SOFT, ARGMAX, VALUES, Q_WEIGHTS, SCALED, MEMBERS, BLOCK_N,
         )  # fmt: skip
         if BLOCK_E > 0:
             score += _finish(
-                e_best, e_place, e_total, any_patch, base + BLOCK_N, e_owner, e_exists, e_keep, q_first,
+                e_best, e_place, e_total, any_patch, base + BLOCK_N, e_owner, e_exists, e_keep, e_scale, q_first,
                 q_to + e_owner * q_step + e_u, temperature, rate, q_weights_ptr, argmax_ptr, values_ptr,
-                SOFT, ARGMAX, VALUES, Q_WEIGHTS, MEMBERS, BLOCK_E,
+                SOFT, ARGMAX, VALUES, Q_WEIGHTS, SCALED, MEMBERS, BLOCK_E,
             )  # fmt: skip
     member = tl.arange(0, MEMBERS)
     wanted = (member < group) & (member < n_queries - i)
@@ -343,16 +342,16 @@ def score_sides(
     q: Side, d: Side, outputs: tuple[Tensor, ...], temperature: float | None, pairs: bool, precision: str
 ) -> None:
     """Fill `outputs`, whose per-token results are by query and document, or by all tokens of a packed side."""
-    scores, reverse_scores, argmax, values, reverse_argmax, reverse_values = outputs
+    _, reverse_scores, argmax, values, reverse_argmax, reverse_values = outputs
     symmetric = reverse_scores.ndim == 2
     plan = _plan(q, d, temperature, pairs, precision, argmax.ndim > 1, symmetric)
     _launch(plan, q, d, outputs, temperature, pairs, precision)
     if not symmetric or plan.reverse:
         return
-    # Long queries: the reverse direction by itself, as documents looking for queries.
-    dense = (x.ndim == 2 or (x.ndim > 2 and d.cu_seqlens is None) for x in (reverse_scores, reverse_argmax, reverse_values))
-    turn = [wanted and not pairs for wanted in dense]
+    # Long queries: the reverse direction by itself, as documents looking for queries. Where results go by query and
+    # document, they come out the other way round.
     results = (reverse_scores, reverse_argmax, reverse_values)
+    turn = [not pairs and (k == 0 or (x.ndim > 1 and d.cu_seqlens is None)) for k, x in enumerate(results)]
     to = [x.transpose(0, 1).contiguous() if t else x for x, t in zip(results, turn, strict=True)]
     turned = (to[0], reverse_scores.new_empty(0), to[1], to[2], argmax.new_empty(0), values.new_empty(0))
     plan = _plan(d, q, temperature, pairs, precision, argmax.ndim > 1, False)
@@ -370,7 +369,13 @@ def _plan(
         1 if single else q.number, q.length, d.length, q.tokens.shape[-1], q.tokens.dtype,
         soft=temperature is not None, argmax=argmax, symmetric=symmetric, exact=precision == "ieee",
         aligned=all(stride * q.tokens.itemsize % 16 == 0 for stride in (*q.strides, *d.strides)),
+        wgmma=architecture(q.tokens.device) >= 90,
     )  # fmt: skip
+
+
+def architecture(device: torch.device) -> int:
+    """Compute capability as in sm_90, which the interpreter takes the CPU for."""
+    return 10 * torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 90
 
 
 def _launch(

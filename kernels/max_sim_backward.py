@@ -225,7 +225,8 @@ def max_sim_backward(
     weighed = tuple(None if x is None else x.contiguous() for x in weights)
     maxima: tuple[Tensor | None, ...] = (None, None)
     if temperature is not None:
-        maxima = _soft_maxima(q, d, kept, [x[0] is not None for x in incoming], temperature, pairs, precision)
+        wanted = [x[0] is not None for x in incoming]
+        maxima = _soft_maxima(q, d, kept, wanted, temperature, pairs, precision)
     ahead, back = (
         None if given[0] is None else Direction(
             given[0].contiguous(), None if given[1] is None else given[1].contiguous(),
@@ -304,7 +305,9 @@ def _launch(
     for first in range(0, programs, MAX_PROGRAMS):
         grid = (min(MAX_PROGRAMS, programs - first),)
         if temperature is None:
-            _max_sim_bwd_hard_kernel[grid](other, grad, finite, *results, *other.stride()[:2], first, *lengths, **switches)
+            _max_sim_bwd_hard_kernel[grid](
+                other, grad, finite, *results, *other.stride()[:2], first, *lengths, **switches
+            )
             continue
         bits = [grad if x is None else x.view(torch.uint8) for x in masks]
         _max_sim_bwd_soft_kernel[grid](

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
-# Numbers of a tile (sums, maxima, places) that a thread may hold in registers, of 255; the rest are addresses.
-TILE_REGISTERS = 132
+# Numbers of a tile (sums, maxima, places) that a thread may hold in registers, of 255; the rest are addresses and,
+# before sm_90, what is multiplied.
+TILE_REGISTERS, OLD_TILE_REGISTERS = 132, 80
 # Shared memory of a block on sm_80, bytes, with some room for reductions.
 SHARED_BYTES = 152 * 1024
 # Bytes that a processor of the chip gets from the L2 cache in a clock, and from its own shared memory (sm_90).
@@ -56,6 +57,7 @@ def plan_max_sim(
     symmetric: bool = False,
     exact: bool = True,
     aligned: bool = True,
+    wgmma: bool = True,
 ) -> Plan:
     """The launch for queries of `n_tokens` (the longest) against documents of `n_patches` (the longest).
 
@@ -66,11 +68,12 @@ def plan_max_sim(
             from one tile need all tokens of a query in it; with longer queries the plan is that of one direction.
         exact: float32 products in full precision, which tensor cores do not have.
         aligned: rows begin at multiples of 16 bytes. Others are read number by number, each with its own address.
+        wgmma: the tensor cores of sm_90, which take what they multiply from shared memory.
     """
     by_hand = dtype == torch.float32 and exact
     block_k = _block_k(dim, dtype, aligned)
     best, best_cost = None, math.inf
-    for block_m, block_n, block_e, num_warps in _tiles(2 + 2 * soft + argmax + 2 * symmetric, by_hand):
+    for block_m, block_n, block_e, num_warps in _tiles(2 + 2 * soft + argmax + 2 * symmetric, by_hand, wgmma):
         columns = block_n + block_e
         if symmetric and n_tokens > columns:
             continue
@@ -81,13 +84,15 @@ def plan_max_sim(
             best, best_cost = (block_m, block_n, block_e, group, num_warps), clocks
     if best is None:
         return plan_max_sim(
-            n_queries, n_tokens, n_patches, dim, dtype, soft=soft, argmax=argmax, exact=exact, aligned=aligned
-        )
+            n_queries, n_tokens, n_patches, dim, dtype,
+            soft=soft, argmax=argmax, exact=exact, aligned=aligned, wgmma=wgmma,
+        )  # fmt: skip
     block_m, block_n, block_e, group, num_warps = best
     stage_bytes = (block_m + block_n + block_e) * block_k * dtype.itemsize
     num_stages = min(1 if by_hand else 4, max(1, SHARED_BYTES // stage_bytes))
-    # Products in full float32 spill with loads ahead of time, and where the assembler aims at more blocks at a time.
-    return Plan(block_m, block_n, block_e, block_k, group, symmetric, num_warps, num_stages, 255 if by_hand else None)
+    # Left alone, the assembler aims at more blocks per processor and spills for them where operands are in registers.
+    max_registers = 255 if by_hand or not wgmma else None
+    return Plan(block_m, block_n, block_e, block_k, group, symmetric, num_warps, num_stages, max_registers)
 
 
 def _block_k(dim: int, dtype: torch.dtype, aligned: bool) -> int:
@@ -96,7 +101,7 @@ def _block_k(dim: int, dtype: torch.dtype, aligned: bool) -> int:
     return min(longest, max(shortest, 1 << max(dim - 1, 0).bit_length()))
 
 
-def _tiles(numbers: int, by_hand: bool) -> Iterator[tuple[int, int, int, int]]:
+def _tiles(numbers: int, by_hand: bool, wgmma: bool) -> Iterator[tuple[int, int, int, int]]:
     """Rows, columns in two parts, warps: tiles that fit in registers, narrow ones first."""
     if by_hand:
         # Operands pass through registers as well.
@@ -104,8 +109,13 @@ def _tiles(numbers: int, by_hand: bool) -> Iterator[tuple[int, int, int, int]]:
         return
     for block_n, block_m, block_e in itertools.product((16, 32, 64, 128), (64, 128), (0, 16, 32, 64)):
         size = block_m * (block_n + block_e) * numbers
-        if block_e < block_n and size <= TILE_REGISTERS * 256:
+        if block_e >= block_n:
+            continue
+        if wgmma and size <= TILE_REGISTERS * 256:
             yield block_m, block_n, block_e, 4 if size <= TILE_REGISTERS * 128 and block_m == 64 else 8
+        # Before sm_90 every warp has rows of its own: more warps than that would repeat others' work.
+        if not wgmma and size <= OLD_TILE_REGISTERS * 2 * block_m:
+            yield block_m, block_n, block_e, block_m // 16
 
 
 def _clocks(block_m: int, block_n: int, block_e: int, num_warps: int) -> float:

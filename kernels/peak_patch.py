@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-
 # Registers a thread may use. Left alone, the assembler aims at more blocks per processor and spills for them.
 MAX_REGISTERS = 128
 

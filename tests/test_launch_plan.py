@@ -1,4 +1,4 @@
-"""The launch planner of max-sim: tiles that hardware and compiler can hold, for every shape; full tiles for the usual ones."""
+"""The launch planner of max-sim: tiles that hardware and compiler can hold; full ones for the usual shapes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is a Linux package")
 
-from engine.kernels.max_sim_plan import Plan, plan_max_sim
+from engine.kernels.max_sim_plan import Plan, plan_max_sim, plan_max_sim_backward
 
 BF16 = torch.bfloat16
 TOKENS = [0, 1, 7, 15, 16, 17, 31, 32, 33, 48, 50, 63, 64, 65, 77, 79, 80, 81, 96, 112, 127, 128, 129, 200, 500]
 PATCHES = [0, 1, 49, 50, 64, 65, 128, 129, 196, 257, 576, 1024]
 DIMS = [0, 1, 16, 33, 64, 100, 128, 384, 512, 640, 768, 1024, 1152]
-SWITCHES = [dict(zip(("soft", "argmax", "symmetric"), on, strict=True)) for on in itertools.product((False, True), repeat=3)]
+NAMES = ("soft", "argmax", "symmetric")
+SWITCHES = [dict(zip(NAMES, on, strict=True)) for on in itertools.product((False, True), repeat=3)]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.int8], ids=str)
@@ -93,3 +94,30 @@ def test_long_symmetric_queries_go_one_direction_at_a_time() -> None:
     long = plan_max_sim(4, 300, 196, 512, BF16, symmetric=True)
     assert not long.reverse and isinstance(long, Plan)
     assert plan_max_sim(4, 77, 196, 512, BF16, symmetric=True).reverse
+
+
+def test_warps_before_wgmma_have_rows_of_their_own() -> None:
+    for n_q, l_q, l_d in itertools.product((1, 32), TOKENS, PATCHES):
+        for switches in SWITCHES:
+            plan = plan_max_sim(n_q, l_q, l_d, 512, BF16, wgmma=False, **switches)
+            assert plan.num_warps == plan.block_m // 16 and plan.max_registers == 255
+            newer = plan_max_sim(n_q, l_q, l_d, 512, BF16, **switches)
+            assert plan.block_m * plan.columns <= newer.block_m * newer.columns
+
+
+def test_rows_that_are_not_aligned_are_read_in_shorter_blocks() -> None:
+    aligned, other = (plan_max_sim(4, 32, 196, 500, BF16, aligned=aligned) for aligned in (True, False))
+    assert (aligned.block_k, other.block_k) == (64, 32)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_every_backward_can_be_launched(dtype: torch.dtype) -> None:
+    for length, dim in itertools.product(TOKENS, DIMS):
+        for soft, scatter, aligned in itertools.product((False, True), repeat=3):
+            plan = plan_max_sim_backward(length, dim, dtype, soft=soft, scatter=soft or scatter, aligned=aligned)
+            for size in (plan.block_r, plan.block_f, plan.block_k, plan.block_d):
+                assert size >= 16 and size & (size - 1) == 0
+            assert plan.block_d <= 128 and plan.num_warps in (4, 8)
+            # Tensor cores of sm_90 take rows by 64; products by hand do without.
+            assert dtype == torch.float32 or not (soft or scatter) or plan.block_r % 64 == 0
+            assert plan.block_r * plan.block_d / (32 * plan.num_warps) <= 64

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-triton = pytest.importorskip("triton", reason="Triton is a Linux package")
+pytest.importorskip("triton", reason="Triton is a Linux package")
 
+import triton
 import triton.language as tl
 
 from bench import offline_compile
@@ -189,6 +190,6 @@ def test_every_kernel_is_met() -> None:
         for node in ast.parse(file.read_text()).body:
             if isinstance(node, ast.FunctionDef) and node.name.endswith("_kernel"):
                 defined.add(node.name)
-    launches = all_launches(tuple(CASES))
+    launches = all_launches(tuple(CASES), 90)
     assert {found.kernel for found in launches} == defined
     assert {found.dtype for found in launches if found.kernel == "_max_sim_fwd_kernel"} >= {"bf16", "fp16", "fp32"}
