@@ -66,7 +66,10 @@ def measure(launch: Launch, arch: int) -> Measured:
     try:
         compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=dict(launch.options))
     except Exception as error:  # whatever the compiler raises is a failure of this case, not of the run
-        reason = f"does not compile: {type(error).__name__}: {str(error)[:500]}"
+        root = error
+        while root.__cause__ is not None:  # of nested functions, the innermost
+            root = root.__cause__  # type: ignore[assignment]
+        reason = f"does not compile: {type(root).__name__}: {str(root)[-300:]}"
         return Measured(launch, arch, 0, 0, 0, 0, 0, (reason,))
     registers, local = resources(compiled.asm["cubin"])
     ptx = compiled.asm["ptx"]

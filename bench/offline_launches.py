@@ -156,6 +156,32 @@ def _max_sim(
     max_sim_forward(q, d, *per_token, outputs, temperature=temperature, pairs=pairs, precision=precision)
 
 
+def max_sim_sides() -> None:
+    """Packed tokens of either side and of both, and int8 codes, dense and packed."""
+    from engine.kernels.max_sim import Side, score_sides
+
+    for packed_q, packed_d, dtype in itertools.product((False, True), (False, True), (BF16, torch.int8)):
+        for n_q, full in itertools.product((1, 32), (False, True)):
+            codes = dtype == torch.int8
+            if not codes and not packed_q and not packed_d:
+                continue
+            sides = []
+            for number, length, packed in ((n_q, 77, packed_q), (3, 196, packed_d)):
+                shape = (number * length,) if packed else (number, length)
+                per_token = torch.ones(shape, dtype=torch.bool) if full else None, torch.ones(shape) if full else None
+                bounds = torch.arange(number + 1) * length if packed else None
+                scales = torch.empty(shape) if codes else None
+                sides.append(Side(torch.empty(*shape, 512, dtype=dtype), *per_token, bounds, scales, length))
+            grid, nothing = (n_q, 3), torch.empty(0)
+            both = full and not codes
+            places = torch.empty(3, 4, 5, dtype=torch.int32) if full else nothing.int()
+            outputs = (
+                torch.empty(grid), torch.empty(grid) if both else nothing, places, places.float(),
+                places if both else nothing.int(), places.float() if both else nothing,
+            )  # fmt: skip
+            score_sides(*sides, outputs, None, False, "ieee")
+
+
 def max_sim_backward() -> None:
     """Texts and images of the usual encoders, short and long, hard and soft, one direction and both."""
     from engine.kernels.max_sim_backward import max_sim_backward as backward
@@ -259,7 +285,9 @@ def centroid() -> None:
         kernels.centroids_spread(direction, cu_seqlens, classes, torch.empty(9, dim))
 
 
-OPS = (max_sim, max_sim_backward, crop_batch, window_attention, peak_patch, peak_patch_correct, centroid)
+OPS = (
+    max_sim, max_sim_sides, max_sim_backward, crop_batch, window_attention, peak_patch, peak_patch_correct, centroid,
+)  # fmt: skip
 CASES: dict[str, Callable[[], None]] = {case.__name__: case for case in OPS}
 
 

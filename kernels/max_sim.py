@@ -12,14 +12,12 @@ memory once.
 # mypy: allow-untyped-defs, allow-incomplete-defs
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.max_sim_plan import Plan, plan_max_sim
+from engine.kernels.max_sim_plan import Plan, Side, architecture, plan_max_sim
 
 # Programs in one launch: the grid's first axis takes no more.
 MAX_PROGRAMS = 2**31 - 1
@@ -62,9 +60,11 @@ def _similarities(
         if BLOCK_E > 0:
             z = tl.load(e_rows[None, :] + at[:, None], mask=inside[:, None] & keep_e[None, :], other=0)
             more = tl.dot(x, z, more, input_precision=PRECISION, out_dtype=number)
+    s, e = acc.to(tl.float32), more.to(tl.float32)
     if SCALED:
-        return acc.to(tl.float32) * d_scale[:, None], more.to(tl.float32) * d_scale[:, None]
-    return acc, more
+        s = s * d_scale[:, None]
+        e = e * d_scale[:, None]
+    return s, e
 
 
 @triton.jit
@@ -290,33 +290,6 @@ def _max_sim_fwd_kernel(
         tl.store(reverse_scores_ptr + cell, tl.sum(reverse, 0))
 
 
-@dataclass(frozen=True)
-class Side:
-    """The queries or the documents: tokens `(N, L, D)`, or `(total, D)` with `cu_seqlens (N + 1,)` int64; what belongs
-    to each token, `(N, L)` or `(total,)`; scales are those of int8 tokens. Tokens are dense in their last axis."""
-
-    tokens: Tensor
-    mask: Tensor | None = None
-    weights: Tensor | None = None
-    cu_seqlens: Tensor | None = None
-    scales: Tensor | None = None
-    longest: int = 0
-
-    @property
-    def number(self) -> int:
-        return self.tokens.shape[0] if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
-
-    @property
-    def length(self) -> int:
-        """Of the longest item."""
-        return self.tokens.shape[1] if self.cu_seqlens is None else self.longest
-
-    @property
-    def strides(self) -> tuple[int, int]:
-        """Of items and of tokens."""
-        return (0, self.tokens.stride(0)) if self.cu_seqlens is not None else self.tokens.stride()[:2]
-
-
 def max_sim_forward(
     q: Tensor,
     d: Tensor,
@@ -371,11 +344,6 @@ def _plan(
         aligned=all(stride * q.tokens.itemsize % 16 == 0 for stride in (*q.strides, *d.strides)),
         wgmma=architecture(q.tokens.device) >= 90,
     )  # fmt: skip
-
-
-def architecture(device: torch.device) -> int:
-    """Compute capability as in sm_90, which the interpreter takes the CPU for."""
-    return 10 * torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 90
 
 
 def _launch(

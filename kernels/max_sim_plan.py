@@ -1,4 +1,4 @@
-"""How max-sim is launched: the shape of its tiles, from plain arithmetic on the shape of the problem.
+"""How max-sim is launched: what comes, and the shape of tiles, by plain arithmetic on the shape of the problem.
 
 Patches are rows of a tile, tokens its columns. Tensor cores take rows by 64 but columns by 8, and Triton's blocks are
 powers of two, so that columns come in two parts: 80 is 64 + 16. Tokens of several queries share a tile where that
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 # Numbers of a tile (sums, maxima, places) that a thread may hold in registers, of 255; the rest are addresses and,
 # before sm_90, what is multiplied.
@@ -22,6 +23,38 @@ SHARED_BYTES = 152 * 1024
 # Bytes that a processor of the chip gets from the L2 cache in a clock, and from its own shared memory (sm_90).
 L2_BYTES = 28
 SHARED_SPEED_BYTES = 128
+
+
+@dataclass(frozen=True)
+class Side:
+    """The queries or the documents: tokens `(N, L, D)`, or `(total, D)` with `cu_seqlens (N + 1,)` int64; what belongs
+    to each token, `(N, L)` or `(total,)`; scales are those of int8 tokens. Tokens are dense in their last axis."""
+
+    tokens: Tensor
+    mask: Tensor | None = None
+    weights: Tensor | None = None
+    cu_seqlens: Tensor | None = None
+    scales: Tensor | None = None
+    longest: int = 0
+
+    @property
+    def number(self) -> int:
+        return self.tokens.shape[0] if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
+
+    @property
+    def length(self) -> int:
+        """Of the longest item."""
+        return self.tokens.shape[1] if self.cu_seqlens is None else self.longest
+
+    @property
+    def strides(self) -> tuple[int, int]:
+        """Of items and of tokens."""
+        return (0, self.tokens.stride(0)) if self.cu_seqlens is not None else self.tokens.stride()[:2]
+
+
+def architecture(device: torch.device) -> int:
+    """Compute capability as in sm_90, which the interpreter takes the CPU for."""
+    return 10 * torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 90
 
 
 @dataclass(frozen=True)

@@ -101,8 +101,8 @@ def test_warps_before_wgmma_have_rows_of_their_own() -> None:
         for switches in SWITCHES:
             plan = plan_max_sim(n_q, l_q, l_d, 512, BF16, wgmma=False, **switches)
             assert plan.num_warps == plan.block_m // 16 and plan.max_registers == 255
-            newer = plan_max_sim(n_q, l_q, l_d, 512, BF16, **switches)
-            assert plan.block_m * plan.columns <= newer.block_m * newer.columns
+            numbers = 2 + 2 * switches["soft"] + switches["argmax"] + 2 * plan.reverse
+            assert plan.block_m * plan.columns * numbers / (32 * plan.num_warps) <= 80
 
 
 def test_rows_that_are_not_aligned_are_read_in_shorter_blocks() -> None:

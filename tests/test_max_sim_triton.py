@@ -23,3 +23,12 @@ def test_the_contract_holds_under_the_interpreter() -> None:
     assert done.returncode == 0, done.stdout[-5000:]
     found = re.search(r"(\d+) passed", done.stdout)
     assert found and int(found.group(1)) > 50, done.stdout[-2000:]
+
+
+def test_packed_tokens_and_codes_under_the_interpreter() -> None:
+    """What the ops of packed and of quantised tokens launch, against the reference item by item."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::RuntimeWarning", "-m", "tests.max_sim_sides"],
+        env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stdout == "all agree\n", done.stdout + done.stderr[-5000:]
