@@ -21,8 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.max_sim import LOG2_E, MAX_PROGRAMS, max_sim_forward
-from engine.kernels.max_sim_plan import plan_max_sim_backward
+from engine.kernels.max_sim import LOG2_E, MAX_PROGRAMS, score_sides
+from engine.kernels.max_sim_plan import Side, plan_max_sim_backward
 
 
 @triton.jit
@@ -255,20 +255,18 @@ def _soft_maxima(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Soft maxima `(Nq, Nd, L)` of both directions as far as they are wanted: as large as the hard form's argmax."""
     found: list[Tensor | None] = []
-    sides = ((q, d, masks), (d, q, masks[::-1]))
-    for one, other, own_masks in (side if on else (None, None, None) for side, on in zip(sides, wanted, strict=True)):
-        if one is None or other is None or own_masks is None:
+    sides = Side(q, masks[0]), Side(d, masks[1])
+    for (one, other), on in zip((sides, sides[::-1]), wanted, strict=True):
+        if not on:
             found.append(None)
             continue
-        grid = (one.shape[0], 1 if pairs else other.shape[0])
-        values = one.new_zeros((*grid, one.shape[1]), dtype=torch.float32)
+        grid = (one.number, 1 if pairs else other.number)
+        values = one.tokens.new_zeros((*grid, one.length), dtype=torch.float32)
         nothing, places = values.new_empty(0), values.new_empty(0, dtype=torch.int32)
         if values.numel():
             outputs = (values.new_empty(grid), nothing, places, values, places, nothing)
-            max_sim_forward(
-                one, other, *own_masks, None, None, outputs, temperature=temperature, pairs=pairs, precision=precision
-            )
-        found.append(values if pairs or one is q else values.transpose(0, 1).contiguous())
+            score_sides(one, other, outputs, temperature, pairs, precision)
+        found.append(values if pairs or one is sides[0] else values.transpose(0, 1).contiguous())
     return found[0], found[1]
 
 

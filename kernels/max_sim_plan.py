@@ -49,7 +49,8 @@ class Side:
     @property
     def strides(self) -> tuple[int, int]:
         """Of items and of tokens."""
-        return (0, self.tokens.stride(0)) if self.cu_seqlens is not None else self.tokens.stride()[:2]
+        item = 0 if self.cu_seqlens is not None else self.tokens.stride(0)
+        return item, self.tokens.stride(-2)
 
 
 def architecture(device: torch.device) -> int:

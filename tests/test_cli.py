@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +14,12 @@ from PIL import Image
 
 from engine.benchmarks import demo
 from engine.benchmarks.demo import DemoConfig, DemoResult
+from engine.cli.demonstration import in_words
 from engine.cli.main import COMMANDS
-from engine.cli.options import image_files, scorer_with
+from engine.cli.options import image_files, scorer_named, scorer_with
 from engine.encoders.registry import families
 from engine.engine import Engine
+from engine.scenes.items import CATEGORIES
 from engine.scorers.max_sim import MaxSim
 from engine.scorers.sgi import SGI
 from tests.command_line import Shell, fake_shell
@@ -120,6 +123,18 @@ def test_classify_names_the_best_labels(shell: Shell, photos: Path):
     assert shell.err == "peaksim: --top must be at least 1, got 0\n"
 
 
+def test_labels_that_are_too_long_are_named_as_they_were_given(shell: Shell, photos: Path):
+    stem = " ".join(f"w{number}" for number in range(12))
+    long = [f"{stem} {word}" for word in ("end", "stop")]
+    labels = [word for label in ("red", *long) for word in ("--label", label)]
+    assert shell("classify", photos, *labels, "--model", "fake") == 0
+    first, second = (repr(label[:39] + "…") for label in long)
+    assert shell.err == (
+        "peaksim: warning: classify: longer than the model's context and cut: "
+        f"label 1 ({first}), 2 ({second}); sentences of theirs are equal after the cut: labels [1, 2]\n"
+    )
+
+
 def test_models_lists_the_families(shell: Shell):
     assert shell("models") == 0
     assert all(family.example in shell.out for family in families())
@@ -160,6 +175,40 @@ def test_demo_scores_and_draws(shell: Shell, tmp_path: Path, monkeypatch: pytest
     assert asked == [DemoConfig(output=target, items=1, model="fake")]
     assert all(name in shell.out for name in ("color", "sgi native", "index.html", "peaksim explain"))
     assert (target / "index.html").exists()
+
+
+def test_a_piped_demo_says_what_it_does_and_how_long_it_takes(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    fake = Engine(FakeEncoder(context_length=40), segmenter="rules")
+    monkeypatch.setattr(
+        "engine.cli.demonstration.run", lambda config, *, progress: demo.run(config, engine=fake, progress=progress)
+    )
+    assert shell("demo", "--items", "2", "--output", tmp_path / "demo") == 0
+    lines = shell.err.splitlines()
+    assert lines[0] == "peaksim: demo: 5 categories of 2 items and 2 choices with negations, scored and drawn"
+    assert lines[1].startswith("peaksim: color: global, max_sim, sgi rescaled (")
+    assert lines[1].endswith(" of 40 pictures)") and lines[-1].startswith("peaksim: negation: global, ")
+    assert len(lines) == 1 + 2 * 5 + 1
+    assert in_words(DemoConfig()).endswith("; about a minute on two cores")
+    assert "minute" not in in_words(DemoConfig(model="hf:other"))
+
+
+def test_a_piped_evaluation_names_its_steps(shell: Shell):
+    assert shell("eval", "scenes", "--limit", "1", "--scorer", "global", *MODEL) == 0
+    assert [line.split(" (")[0] for line in shell.err.splitlines() if "(" in line and "warning" not in line] == [
+        f"peaksim: {category}: global" for category in CATEGORIES
+    ]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_is_explained(shell: Shell, command: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert shell(command, "--help") == 0
+    assert "``" not in shell.out and "(default: )" not in shell.out and "(default: None)" not in shell.out
+    # Where there are no words the default stands alone, behind the option or on the line below it.
+    bare = [line for line in shell.out.splitlines() if re.search(r"^\W*(--\S+ .*?  +)?\((default|opt|repeat)", line)]
+    assert not bare, bare
 
 
 TINY = (
@@ -258,6 +307,11 @@ def test_options_are_read_as_their_types():
     ):
         with pytest.raises(ValueError, match=message):
             scorer_with("sgi", options)
+    for given in (("crops=native", "crops=rescaled"), ("crops=native", "grid=scenes", "crops=native")):
+        with pytest.raises(ValueError, match="--option: crops must be given once, got crops=native and "):
+            scorer_with("sgi", given)
+    with pytest.raises(ValueError, match="crops must be given once"):
+        scorer_named("sgi?crops=native&crops=rescaled")
     with pytest.raises(ValueError, match="temperature must be a number, got 'warm'"):
         scorer_with("max_sim", ("temperature=warm",))
     with pytest.raises(ValueError, match=r"an option of 'global' \(it has none\), got 'a=b'"):

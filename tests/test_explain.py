@@ -44,6 +44,11 @@ def test_the_total_is_the_score_and_the_sum_of_its_parts(fake: Engine, scorer):
     assert explanation.scorer == fake.scorer(scorer).name and explanation.text == "red and blue"
 
 
+def test_lists_of_one_are_one(fake: Engine):
+    found = fake.explain([SCENE], ["red and blue"])
+    assert found.matches == fake.explain(SCENE, "red and blue").matches and found.image is not None
+
+
 def test_words_find_their_colours(fake: Engine):
     by_word = {match.text: match for match in fake.explain(SCENE, "red blue", scorer="max_sim").matches}
     assert by_word["red"].box[2] <= 32 <= by_word["blue"].box[0]
@@ -144,3 +149,11 @@ def test_the_picture_is_saved(fake: Engine, tmp_path: Path):
     with Image.open(tmp_path / "why.png") as saved:
         assert saved.size == sheet.size
         assert (np.asarray(saved) == np.asarray(sheet)).all()
+
+
+@pytest.mark.parametrize("name", ["why.txt", "why", "png"])
+def test_a_suffix_of_no_picture_is_refused(tmp_path: Path, name: str):
+    explanation = make(Image.new("RGB", (48, 24)), Match("box", (12, 6, 36, 18), 0.5, 1.0))
+    with pytest.raises(ValueError, match=rf"Explanation.draw: path must end in a picture's suffix.*{name}'$"):
+        explanation.draw(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []

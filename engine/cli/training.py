@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from engine.cli.options import Shared
+from engine.cli.outputs import check_folder
 from engine.cli.tables import report, show_json, show_line
 from engine.training.scenes import ScenesTrainConfig, train
 
@@ -26,6 +27,7 @@ class Train(Shared):
         """Train to the end; progress goes to standard error, the folder of the weights to standard output."""
         from engine.benchmarks.scenes import quick_figures
 
+        check_folder("--output", self.config.output)
         folder: Path = train(self.config, evaluate=None if self.skip_figures else quick_figures, report=report)
         if self.json:
             show_json({"model": f"scenes:{folder}"})

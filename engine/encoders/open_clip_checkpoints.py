@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import zipfile
 from collections.abc import Mapping
@@ -13,6 +12,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+
+from engine.encoders.settings import part_of, read_object
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 ACTIVATIONS = ("gelu", "quick_gelu")
@@ -34,7 +35,7 @@ _OLD_TEXT = ("text_projection", "positional_embedding", "token_embedding.", "tra
 class Checkpoint:
     """Weights of a file, and the facts about the model that the file or its sidecar states.
 
-    ``facts`` may hold ``activation``, ``preprocess_cfg``, ``resize`` and ``fingerprint``.
+    `facts` may hold `activation`, `preprocess_cfg`, `resize` and `fingerprint`.
     """
 
     path: Path
@@ -43,14 +44,16 @@ class Checkpoint:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint: a state dict, plain or under ``state_dict``, with or without ``module.`` prefixes.
+    """Read a checkpoint: a state dict, plain or under `state_dict`, with or without `module.` prefixes.
 
-    Only tensors are read (safetensors, or ``torch.load(weights_only=True)``); nothing of the file is
-    executed. The sidecar ``<file name>.json`` and ``open_clip_config.json`` beside the file are read for
+    Only tensors are read (safetensors, or `torch.load(weights_only=True)`); nothing of the file is
+    executed. The sidecar `<file name>.json` and `open_clip_config.json` beside the file are read for
     facts.
 
-    Raises FileNotFoundError for a missing file, ValueError for a TorchScript archive (OpenAI's original
-    files), for pickled objects other than tensors, and for a file without weights.
+    Raises:
+        FileNotFoundError: a missing file.
+        ValueError: a TorchScript archive (OpenAI's original files), for pickled objects other than tensors, and for a
+            file without weights.
     """
     if not path.is_file():
         raise FileNotFoundError(f"open_clip: checkpoint {path} does not exist")
@@ -70,8 +73,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
 def load_weights(model: nn.Module, checkpoint: Checkpoint, architecture: str) -> None:
     """Put all weights of a checkpoint into a model.
 
-    Raises ValueError naming the first keys that are missing, left over, or of another shape: position
-    embeddings of another size are refused, not interpolated.
+    Raises:
+        ValueError: naming the first keys that are missing, left over, or of another shape: position embeddings of
+            another size are refused, not interpolated.
     """
     wanted = model.state_dict()
     state = _match_layout(checkpoint.state, wanted)
@@ -97,15 +101,15 @@ def choose_activation(
 ) -> str:
     """The activation of a checkpoint given by path, from what is stated about it; never guessed.
 
-    Arguments
-    ---------
-    architecture: open_clip's name.
-    config: its model configuration.
-    checkpoint: whose facts may state the activation.
-    stated: what the user said, or None.
-    twin: the architecture exists with either activation, so that its plain name says nothing.
+    Args:
+        architecture: open_clip's name.
+        config: its model configuration.
+        checkpoint: whose facts may state the activation.
+        stated: what the user said, or None.
+        twin: the architecture exists with either activation, so that its plain name says nothing.
 
-    Raises ValueError where nothing states it, or two statements disagree.
+    Raises:
+        ValueError: where nothing states it, or two statements disagree.
     """
     said = {}
     if stated is not None:
@@ -180,15 +184,17 @@ def _read_sidecars(path: Path) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     config = path.parent / "open_clip_config.json"
     if config.is_file():
-        content = json.loads(config.read_text(encoding="utf-8"))
-        if "model_cfg" in content:
+        content = read_object("open_clip", config)
+        # What is no object there is told of where the model is built.
+        if isinstance(content.get("model_cfg"), dict):
             facts["activation"] = "quick_gelu" if content["model_cfg"].get("quick_gelu") else "gelu"
         if "preprocess_cfg" in content:
             facts["preprocess_cfg"] = content["preprocess_cfg"]
-        facts.update(content.get("peaksim", {}))
+        if "peaksim" in content:
+            facts.update(part_of(f"open_clip: {config}", content, "peaksim"))
     sidecar = path.with_name(path.name + ".json")
     if sidecar.is_file():
-        facts.update(json.loads(sidecar.read_text(encoding="utf-8")))
+        facts.update(read_object("open_clip", sidecar))
     return facts
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import difflib
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from engine.encoders.hub import cached_file, not_there, why_unreachable
 from engine.encoders.open_clip_checkpoints import SUFFIXES, Checkpoint, choose_activation, read_checkpoint
+from engine.encoders.settings import part_of, read_object, three_numbers
+from engine.images import Interpolation
 
 CONFIG_FILE = "open_clip_config.json"
 WEIGHT_FILES = (
@@ -35,13 +37,12 @@ PREPROCESSING: dict[str, dict[str, Any]] = {
 class Source:
     """Everything that makes an open_clip model, before it is built.
 
-    Attributes
-    ----------
-    architecture: open_clip's name, or the folder or hub name that holds the configuration.
-    config: open_clip's model configuration, its ``quick_gelu`` settled.
-    preprocess: mean, std, interpolation, resize_mode and fill_color.
-    checkpoint: the weights.
-    folder: where a local checkpoint lies, None for what came from the hub.
+    Attributes:
+        architecture: open_clip's name, or the folder or hub name that holds the configuration.
+        config: open_clip's model configuration, its `quick_gelu` settled.
+        preprocess: mean, std, interpolation, resize_mode and fill_color.
+        checkpoint: the weights.
+        folder: where a local checkpoint lies, None for what came from the hub.
     """
 
     architecture: str
@@ -52,17 +53,17 @@ class Source:
 
 
 def find_source(reference: str, *, activation: str | None = None, preprocess: str | None = None) -> Source:
-    """Find what ``reference`` (the part after ``open_clip:``) means.
+    """Find what `reference` (the part after `open_clip:`) means.
 
-    Arguments
-    ---------
-    reference: ``<arch>/<tag>``, ``<arch>/<path>``, ``hf-hub:<owner>/<name>``, or a local folder with
-        ``open_clip_config.json`` and weights.
-    activation: ``"gelu"`` or ``"quick_gelu"``, where a path leaves it open.
-    preprocess: a tag of the architecture or ``"clip"``, ``"siglip"``, ``"pe"``, where a path leaves it open.
+    Args:
+        reference: `<arch>/<tag>`, `<arch>/<path>`, `hf-hub:<owner>/<name>`, or a local folder with
+            `open_clip_config.json` and weights.
+        activation: `"gelu"` or `"quick_gelu"`, where a path leaves it open.
+        preprocess: a tag of the architecture or `"clip"`, `"siglip"`, `"pe"`, where a path leaves it open.
 
-    Raises ValueError for an unknown architecture or tag, or what is left open or contradictory;
-    FileNotFoundError for a missing local file.
+    Raises:
+        ValueError: an unknown architecture or tag, or what is left open or contradictory.
+        FileNotFoundError: a missing local file.
     """
     import open_clip
 
@@ -113,17 +114,23 @@ def _from_tag(architecture: str, tag: str, activation: str | None, preprocess: s
     _refuse_other_activation(who, activation, quick_gelu)
     config = deepcopy(open_clip.get_model_config(architecture))
     config["quick_gelu"] = quick_gelu
-    path = Path(_download(who, lambda: open_clip.download_pretrained(facts)))
-    return Source(architecture, config, _preprocess_facts(facts), read_checkpoint(path), None)
+    repository, _, name = str(facts.get("hf_hub") or "").rpartition("/")
+    # Some tags lie elsewhere, and one attempt is all that open_clip makes there.
+    reason = why_unreachable() if repository else None
+    path = _download(who, repository, name, lambda: open_clip.download_pretrained(facts), reason)
+    return Source(architecture, config, _preprocess_facts(who, facts), read_checkpoint(path), None)
 
 
 def _from_hub(name: str, activation: str | None, preprocess: str | None) -> Source:
     from open_clip.pretrained import download_pretrained_from_hf
 
     who = f"open_clip:hf-hub:{name}"
-    config_path = Path(_download(who, lambda: download_pretrained_from_hf(name, filename=CONFIG_FILE)))
-    weights = Path(_download(who, lambda: download_pretrained_from_hf(name)))
-    content = json.loads(config_path.read_text(encoding="utf-8"))
+    reason = why_unreachable()
+    config_path = _download(
+        who, name, CONFIG_FILE, lambda: download_pretrained_from_hf(name, filename=CONFIG_FILE), reason
+    )
+    weights = _download(who, name, "", lambda: download_pretrained_from_hf(name), reason)
+    content = read_object(who, config_path)
     return _from_config(who, name, content, read_checkpoint(weights), (activation, preprocess), None)
 
 
@@ -142,7 +149,7 @@ def _from_folder(folder: Path, activation: str | None, preprocess: str | None) -
     if not known and len(found) > 1:
         names = ", ".join(path.name for path in found)
         raise ValueError(f"{who}: which weights are meant? The folder holds {names}; keep one")
-    content = json.loads(config_path.read_text(encoding="utf-8"))
+    content = read_object(who, config_path)
     return _from_config(who, str(folder), content, read_checkpoint(found[0]), (activation, preprocess), folder)
 
 
@@ -157,12 +164,20 @@ def _from_config(
     for key in ("model_cfg", "preprocess_cfg"):
         if key not in content:
             raise ValueError(f"{who}: {CONFIG_FILE} must state {key!r}, got {', '.join(map(repr, content))}")
+    where = f"{who}: {CONFIG_FILE}"
+    model = part_of(where, content, "model_cfg")
+    for key in ("vision_cfg", "text_cfg"):
+        part_of(f"{where}, model_cfg,", model, key)
+    width = model.get("embed_dim")
+    if type(width) is not int or width < 1:
+        raise ValueError(f"{where}, model_cfg, must state 'embed_dim' as a positive integer, got {width!r}")
     activation, preprocess = stated
     if preprocess is not None:
         raise ValueError(f"{who}: {CONFIG_FILE} states the preprocessing, got preprocess={preprocess!r} as well")
     config = deepcopy(content["model_cfg"])
     _refuse_other_activation(who, activation, bool(config.get("quick_gelu")))
-    return Source(architecture, config, _preprocess_facts(content["preprocess_cfg"]), checkpoint, folder)
+    rules = _preprocess_facts(f"{where}, preprocess_cfg", part_of(where, content, "preprocess_cfg"))
+    return Source(architecture, config, rules, checkpoint, folder)
 
 
 def _preprocess_of_path(architecture: str, checkpoint: Checkpoint, stated: str | None) -> dict[str, Any]:
@@ -174,13 +189,18 @@ def _preprocess_of_path(architecture: str, checkpoint: Checkpoint, stated: str |
         if stated not in PREPROCESSING and stated not in tags:
             known = ", ".join([*PREPROCESSING, *tags])
             raise ValueError(f"open_clip: preprocess must be one of {known}, got {stated!r}")
-        return _preprocess_facts(PREPROCESSING.get(stated) or open_clip.get_pretrained_cfg(architecture, stated))
+        rules = PREPROCESSING.get(stated) or open_clip.get_pretrained_cfg(architecture, stated)
+        return _preprocess_facts("open_clip", rules)
     in_file = checkpoint.facts.get("preprocess_cfg")
     if isinstance(in_file, Mapping):
-        return _preprocess_facts(in_file)
+        return _preprocess_facts(f"open_clip: preprocess_cfg beside {checkpoint.path}", in_file)
     if "preprocess" in checkpoint.facts:
-        return _preprocess_facts(PREPROCESSING[checkpoint.facts["preprocess"]])
-    variants = [_preprocess_facts(open_clip.get_pretrained_cfg(architecture, tag)) for tag in tags]
+        name = checkpoint.facts["preprocess"]
+        if not isinstance(name, str) or name not in PREPROCESSING:
+            known = ", ".join(map(repr, PREPROCESSING))
+            raise ValueError(f"open_clip: preprocess beside {checkpoint.path} must be one of {known}, got {name!r}")
+        return _preprocess_facts("open_clip", PREPROCESSING[name])
+    variants = [_preprocess_facts("open_clip", open_clip.get_pretrained_cfg(architecture, tag)) for tag in tags]
     if variants and all(variant == variants[0] for variant in variants):
         return variants[0]
     reason = "its tags differ in theirs" if variants else "open_clip lists no tag of it"
@@ -190,7 +210,8 @@ def _preprocess_of_path(architecture: str, checkpoint: Checkpoint, stated: str |
     )
 
 
-def _preprocess_facts(content: Mapping[str, Any]) -> dict[str, Any]:
+def _preprocess_facts(where: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Mean, std, interpolation, resize_mode and fill_color; `where` they stand begins the message about a wrong one."""
     merged = {
         **PREPROCESSING["clip"],
         **{key: content[key] for key in _PREPROCESS_KEYS if content.get(key) is not None},
@@ -198,7 +219,15 @@ def _preprocess_facts(content: Mapping[str, Any]) -> dict[str, Any]:
     merged.setdefault("fill_color", 0)
     for key in ("mean", "std"):
         value = merged[key]
-        merged[key] = tuple(map(float, value)) if isinstance(value, tuple | list) else (float(value),) * 3
+        # A plain number is one for all colours, as open_clip has it.
+        value = (value,) * 3 if isinstance(value, int | float) else value
+        merged[key] = three_numbers(where, key, value, positive=key == "std")
+    if merged["interpolation"] not in get_args(Interpolation):
+        known = ", ".join(map(repr, get_args(Interpolation)))
+        raise ValueError(f"{where}: interpolation must be one of {known}, got {merged['interpolation']!r}")
+    fill = merged["fill_color"]
+    if type(fill) is not int or not 0 <= fill <= 255:
+        raise ValueError(f"{where}: fill_color must be a whole number 0..255, got {fill!r}")
     return merged
 
 
@@ -208,14 +237,47 @@ def _refuse_other_activation(who: str, stated: str | None, quick_gelu: bool) -> 
         raise ValueError(f"{who}: these weights were trained with {own}, got activation={stated!r}")
 
 
-def _download(who: str, fetch: Any) -> str:
+def _download(who: str, repository: str, name: str, fetch: Callable[[], str], reason: str | None) -> Path:
+    """The file as `fetch` gives it, or as it was fetched before where the hub is out of reach for a `reason`.
+
+    An empty `name` is the weights under any of the names that open_clip gives them.
+    """
+    instead = "'open_clip:<arch>/<path>' or 'open_clip:<folder>'"
+    if reason is not None:
+        # open_clip prefers the safe form of a file, where there is one.
+        names = (f"{name[:-4]}.safetensors", name) if name.endswith((".bin", ".pth")) else (name,)
+        found = cached_file(repository, names if name else WEIGHT_FILES)
+        if found is None:
+            what = f"{'settings' if name == CONFIG_FILE else 'weights'} of {repository}"
+            raise not_there(who, what, reason, instead)
+        return found
     try:
-        return str(fetch())
+        return Path(fetch())
     except (OSError, RuntimeError) as error:
         raise OSError(
-            f"{who}: the weights are not on this machine and could not be fetched ({error}); without a "
-            "network give a local checkpoint: 'open_clip:<arch>/<path>'"
+            f"{who}: the weights are not on this machine and could not be fetched ({error}); without a network "
+            f"load them by path: {instead}"
         ) from error
+
+
+def buildable(who: str, source: Source) -> dict[str, Any]:
+    """The configuration with the settings of a Hugging Face text tower on this machine, where it has one.
+
+    open_clip would ask the hub for them each time, also for a local checkpoint.
+
+    Raises:
+        OSError: they are not here, and the hub cannot or must not be asked.
+    """
+    name = source.config["text_cfg"].get("hf_model_name")
+    if not name or Path(name).is_dir():
+        return source.config
+    reason = why_unreachable() if source.folder is None else "a local checkpoint never touches the network"
+    if reason is None:
+        return source.config
+    found = cached_file(name, ("config.json",))
+    if found is None:
+        raise not_there(who, f"settings of the text tower {name}", reason, "state their folder as hf_model_name")
+    return {**source.config, "text_cfg": {**source.config["text_cfg"], "hf_model_name": str(found.parent)}}
 
 
 def _unknown_architecture(reference: str, architecture: str, known: list[str]) -> str:

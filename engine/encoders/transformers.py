@@ -1,12 +1,13 @@
 """Frozen encoders from transformers: CLIP, SigLIP, SigLIP 2 (of fixed resolution and native aspect ratio).
 
-Patch taps are those of ``engine.encoders.towers.TAPS``. SigLIP and SigLIP 2 pool by attention: a patch
+Patch taps are those of `engine.encoders.towers.TAPS`. SigLIP and SigLIP 2 pool by attention: a patch
 vector is the pool's output when that patch is all it sees.
 """
 
 from __future__ import annotations
 
 import json
+import stat
 import string
 from collections.abc import Callable, Sequence
 from os import PathLike
@@ -17,27 +18,26 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from engine.atomic_files import write_text
 from engine.encoders.base import EncoderSpec, Tokens, fingerprint
+from engine.encoders.folders import made_folder
 from engine.encoders.hub_tokenizer import HubTokenizer
 from engine.encoders.pixels import PixelRules
 from engine.encoders.placement import place
-from engine.encoders.text_rules import end_positions, probe
-from engine.encoders.towers import DualEncoder, freeze
-from engine.encoders.transformers_files import STATED_FILE, Files, read_files
+from engine.encoders.settings import three_numbers
+from engine.encoders.text_rules import HF_CLIP_RULES, SIGLIP2_RULES, SIGLIP_RULES, end_positions, probe
+from engine.encoders.towers import DualEncoder, freeze, refuse_changed_files
+from engine.encoders.transformers_files import PROCESSOR_FILE, STATED_FILE, Files, read_files
 from engine.encoders.transformers_towers import image_tower, text_tower
 from engine.images import Interpolation, ResizePolicy
 
-TEXT_RULES = {
-    "clip": "lower case; start and end token; padded to the full length, which the causal tower does not see",
-    "siglip": "lower case, punctuation dropped; end token; padded to the full length, padding takes part",
-    "siglip2": "lower case; end token; padded to the full length, padding takes part",
-}
+_TEXT_RULES = {"clip": HF_CLIP_RULES, "siglip": SIGLIP_RULES, "siglip2": SIGLIP2_RULES}
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _FILTERS: dict[int, Interpolation] = {2: "bilinear", 3: "bicubic"}
 
 
 class TransformersEncoder(DualEncoder):
-    """A CLIP-like model of transformers with its pixel and text rules; made by ``load_transformers``."""
+    """A CLIP-like model of transformers with its pixel and text rules; made by `load_transformers`."""
 
     def __init__(self, name: str, files: Files, *, resize: str, placement: tuple[torch.device, torch.dtype]) -> None:
         self.device, self._dtype = placement
@@ -55,7 +55,7 @@ class TransformersEncoder(DualEncoder):
             "family": self._family,
             "model": _settings(model.config),
             "pixels": self._pixels.facts(),
-            "text": (TEXT_RULES[self._family], self._tokenizer.digest(), probe(self._tokenizer)),
+            "text": (_TEXT_RULES[self._family], self._tokenizer.digest(), probe(self._tokenizer)),
         }
         # Taken in the checkpoint's own numbers: half precision on a GPU reads the same weights.
         mark = fingerprint(facts, model.state_dict())
@@ -69,7 +69,7 @@ class TransformersEncoder(DualEncoder):
         return self._kind == "siglip2"
 
     def preprocess(self, image: Image.Image) -> Tensor:
-        """Normalised input ``(3, image_size, image_size)``; at native aspect ``(1 + P, 3 * patch * patch)``.
+        """Normalised input `(3, image_size, image_size)`; at native aspect `(1 + P, 3 * patch * patch)`.
 
         The latter are the patches of one image, padded to the model's number, after a first row that starts
         with the rows and columns of the image's grid.
@@ -90,17 +90,23 @@ class TransformersEncoder(DualEncoder):
         return self._tokenizer(texts)
 
     def save(self, folder: str | PathLike[str]) -> None:
-        """Write model, tokenizer and image processor as one folder; ``hf:<folder>`` loads it back.
+        """Write model, tokenizer and image processor as one folder; `hf:<folder>` loads it back.
 
         The folder states the fingerprint, and loading refuses files that were changed.
+
+        Raises:
+            ValueError: an encoder of half precision, which no longer has the exact weights; no name.
+            OSError: the folder is a file or cannot be made.
         """
-        if self._dtype != torch.float32:
-            raise ValueError(f"{self.spec.name}: save wants an encoder of dtype float32, got {self._dtype}")
-        target = Path(folder)
+        self._check_savable()
+        target = made_folder(self.spec.name, folder)
         for part in (self._model, self._files.tokenizer, self._files.processor):
             part.save_pretrained(target)
-        stated = {"fingerprint": self.spec.fingerprint, "resize": self._pixels.mode}
-        (target / STATED_FILE).write_text(json.dumps(stated, indent=1) + "\n", encoding="utf-8")
+        usual = stat.S_IMODE((target / "config.json").stat().st_mode)
+        for weights in target.glob("*.safetensors"):
+            # Written by way of a temporary file that only its owner may read.
+            weights.chmod(usual)
+        write_text(target / STATED_FILE, json.dumps(self._stated(), indent=1))
 
     def _embed_pixels(self, pixels: Tensor) -> Tensor:
         if not self._native:
@@ -146,7 +152,7 @@ class TransformersEncoder(DualEncoder):
             probability="softmax" if bias is None else "sigmoid",
             activation=str(model.config.vision_config.hidden_act),
             taps=self._image.taps,
-            text_rules=TEXT_RULES[self._family],
+            text_rules=_TEXT_RULES[self._family],
             fingerprint=mark,
         )
 
@@ -161,19 +167,20 @@ def load_transformers(
 ) -> TransformersEncoder:
     """Load a frozen CLIP, SigLIP or SigLIP 2 of transformers.
 
-    Arguments
-    ---------
-    reference: hub name (``openai/clip-vit-base-patch32``) or local folder, which never touches the network.
-    device, dtype: see ``engine.encoders.placement.place``.
-    resize: ``"model"`` (the processor's policy through ``engine.images``: Pillow's pixels, and torchvision's
-        rounding of a crop's offset, where transformers may cut one pixel further left and up), ``"source"``
-        (the image processor's own code), ``"crop"``, ``"squash"`` or ``"pad"``; None is ``"model"``, or what
-        a folder was saved with.
-    tokenizer: folder of the tokenizer, where the model's folder has none.
+    Args:
+        reference: hub name (`openai/clip-vit-base-patch32`) or local folder, which never touches the network.
+        device, dtype: see `engine.encoders.placement.place`.
+        resize: `"model"` (the processor's policy through `engine.images`: Pillow's pixels, and torchvision's
+            rounding of a crop's offset, where transformers may cut one pixel further left and up), `"source"`
+            (the image processor's own code), `"crop"`, `"squash"` or `"pad"`; None is `"model"`, or what
+            a folder was saved with.
+        tokenizer: folder of the tokenizer, where the model's folder has none.
 
-    Raises FileNotFoundError naming the missing file; ValueError for another kind of model, for weights that
-    do not fit or were changed since they were saved, for preprocessing that is no named policy; OSError when
-    the network is needed and cannot be reached.
+    Raises:
+        FileNotFoundError: naming the missing file.
+        ValueError: another kind of model, for weights that do not fit or were changed since they were saved, for
+            preprocessing that is no named policy.
+        OSError: the network is needed and cannot be reached.
     """
     name = f"hf:{reference}"
     placement = place(device, dtype)
@@ -181,12 +188,7 @@ def load_transformers(
     encoder = TransformersEncoder(
         name, files, resize=resize or files.stated.get("resize", "model"), placement=placement
     )
-    saved = files.stated.get("fingerprint")
-    if saved is not None and resize in (None, files.stated.get("resize")) and saved != encoder.spec.fingerprint:
-        raise ValueError(
-            f"{name}: the files were changed since they were saved: {STATED_FILE} states fingerprint "
-            f"{saved}, weights and settings have {encoder.spec.fingerprint}"
-        )
+    refuse_changed_files(encoder.spec, STATED_FILE, files.stated, resize)
     return encoder
 
 
@@ -234,14 +236,17 @@ def _settings(config: Any) -> tuple[object, ...]:
 
 def _pixel_rules(name: str, processor: Any, size: int, resize: str, *, native: bool) -> PixelRules:
     facts = processor.to_dict()
-    sides = {key: value for key, value in dict(facts.get("size") or {}).items() if value is not None}
-    cut = {key: value for key, value in dict(facts.get("crop_size") or {}).items() if value is not None}
+    where = f"{name}: {PROCESSOR_FILE}"
+    sides, cut = (_sides(where, key, facts.get(key)) for key in ("size", "crop_size"))
+    resample = facts.get("resample")
+    if not isinstance(resample, int):
+        raise ValueError(f"{where}: resample must be the number of a filter of Pillow, got {resample!r}")
     policy: ResizePolicy | None = None
     if native or (sides == {"height": size, "width": size} and not facts.get("do_center_crop")):
         policy = "squash"
     elif sides.get("shortest_edge") == size and facts.get("do_center_crop") and set(cut.values()) == {size}:
         policy = "crop"
-    plain = facts.get("do_resize", True) and facts.get("do_rescale", True) and int(facts["resample"]) in _FILTERS
+    plain = facts.get("do_resize", True) and facts.get("do_rescale", True) and int(resample) in _FILTERS
     if native and resize not in ("model", "source"):
         raise ValueError(f"{name}: a model of native aspect ratio has its own resizing, got resize={resize!r}")
     if not native and resize == "model" and not (policy and plain):
@@ -252,10 +257,19 @@ def _pixel_rules(name: str, processor: Any, size: int, resize: str, *, native: b
     normalised = facts.get("do_normalize", True)
     return PixelRules(
         size=size,
-        mean=tuple(facts["image_mean"]) if normalised else (0.0, 0.0, 0.0),
-        std=tuple(facts["image_std"]) if normalised else (1.0, 1.0, 1.0),
+        mean=three_numbers(where, "image_mean", facts.get("image_mean")) if normalised else (0.0, 0.0, 0.0),
+        std=three_numbers(where, "image_std", facts.get("image_std"), positive=True) if normalised else (1.0, 1.0, 1.0),
         policy=policy or "crop",
-        interpolation=_FILTERS.get(int(facts["resample"]), "bicubic"),
+        interpolation=_FILTERS.get(int(resample), "bicubic"),
         source=lambda image: processor(images=image, return_tensors="pt")["pixel_values"][0],
         mode=resize,
     )
+
+
+def _sides(where: str, key: str, value: Any) -> dict[str, Any]:
+    """The sides that an image processor states under a key, those it leaves open left out."""
+    try:
+        stated = dict(value or {})
+    except (TypeError, ValueError):
+        raise ValueError(f"{where}: {key} must state sides by name, got {value!r:.60}") from None
+    return {name: side for name, side in stated.items() if side is not None}

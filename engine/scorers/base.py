@@ -9,19 +9,18 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from engine.features import ImageFeatures, Needs, TextFeatures, missing
+from engine.features import ImageFeatures, Needs, RegionPlan, TextFeatures, missing
 
 
 @dataclass(frozen=True)
 class Match:
     """One part of a caption and the part of the image it found.
 
-    Attributes
-    ----------
-    text: the words (a token, a segment, or the whole caption).
-    box: half-open pixel rectangle x0, y0, x1, y1 of the upright image.
-    score: similarity of the two, before any weighting.
-    weight: share of this match in the total score (0 = shown, not counted).
+    Attributes:
+        text: the words (a token, a segment, or the whole caption).
+        box: half-open pixel rectangle x0, y0, x1, y1 of the upright image.
+        score: similarity of the two, before any weighting.
+        weight: share of this match in the total score (0 = shown, not counted).
     """
 
     text: str
@@ -42,11 +41,11 @@ class Scorer(ABC):
 
     @abstractmethod
     def matrix(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
-        """Similarities ``(n_images, n_texts)``, float32."""
+        """Similarities `(n_images, n_texts)`, float32."""
 
     @abstractmethod
     def pairs(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
-        """Similarities ``(n,)`` of image i with text i, float32."""
+        """Similarities `(n,)` of image i with text i, float32."""
 
     @abstractmethod
     def matches(self, images: ImageFeatures, texts: TextFeatures) -> list[Match]:
@@ -55,7 +54,7 @@ class Scorer(ABC):
     def check(self, images: ImageFeatures, texts: TextFeatures, *, aligned_taps: Sequence[str] = ()) -> None:
         """Raise ValueError when the features lack what this scorer needs, or come from different encoders.
 
-        ``aligned_taps`` are the encoder's taps in the text's space, named in the message about a wrong tap.
+        `aligned_taps` are the encoder's taps in the text's space, named in the message about a wrong tap.
         """
         needs = self.needs()
         absent = missing(needs, images, texts)
@@ -69,11 +68,8 @@ class Scorer(ABC):
                 f"{self.name}: images were encoded by {images.fingerprint} and texts by {texts.fingerprint}; "
                 "both must come from one encoder"
             )
-        if needs.regions is not None and images.region_plan not in ("", str(needs.regions)):
-            raise ValueError(
-                f"{self.name}: regions must follow the plan {needs.regions}, got {images.region_plan}; "
-                "encode the images again for this scorer or give the scorer the same options"
-            )
+        if needs.regions is not None:
+            _check_plan(self.name, needs.regions, images.region_plan)
         if needs.segments and texts.segment_template != needs.segment_template:
             raise ValueError(
                 f"{self.name}: segments must be encoded in the template {needs.segment_template!r}, got "
@@ -92,7 +88,7 @@ class Scorer(ABC):
             )
 
     def check_pairs(self, images: ImageFeatures, texts: TextFeatures) -> None:
-        """``check``, and as many images as texts."""
+        """`check`, and as many images as texts. Raises ValueError, as `check` does."""
         self.check(images, texts)
         if len(images) != len(texts):
             raise ValueError(
@@ -100,10 +96,19 @@ class Scorer(ABC):
             )
 
 
-def check_choice(who: str, option: str, value: object, known: Sequence[str]) -> None:
-    """Raise ValueError unless the option's value is one of the known ones."""
-    if value not in known:
-        raise ValueError(f"{who}: {option} must be one of {', '.join(map(repr, known))}, got {value!r}")
+def _check_plan(who: str, wanted: RegionPlan, found: str) -> None:
+    """Raise ValueError for regions that were made in another way; those without a plan a user computed himself."""
+    if found in ("", str(wanted), wanted.of_own_boxes):
+        return
+    if found.startswith("own/"):
+        raise ValueError(
+            f"{who}: regions of your own boxes must be encoded as {wanted.of_own_boxes}, got {found}; encode the "
+            "images again with encode_images(..., regions=..., scorer=<this one>) or give the scorer the same options"
+        )
+    raise ValueError(
+        f"{who}: regions must follow the plan {wanted}, got {found}; "
+        "encode the images again for this scorer or give the scorer the same options"
+    )
 
 
 def check_finite(
@@ -111,7 +116,7 @@ def check_finite(
 ) -> None:
     """Raise ValueError that names image and text of the first score that is no finite number.
 
-    ``values`` are scores ``(rows, n_texts)``, or ``(rows,)`` of pairs, of the images from row ``start`` on.
+    `values` are scores `(rows, n_texts)`, or `(rows,)` of pairs, of the images from row `start` on.
     """
     bad = ~values.isfinite()
     if not bool(bad.any()):
