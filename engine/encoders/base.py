@@ -11,6 +11,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from os import PathLike
 from typing import cast
 
 import numpy as np
@@ -152,6 +153,10 @@ class Encoder(ABC):
     @abstractmethod
     def encode_tokens(self, tokens: Tokens, *, token_vectors: bool = False, layers: Sequence[int] = ()) -> TextFeatures:
         """Features of one batch of captions; `token_vectors` adds `tokens` in the shared space."""
+
+    def save(self, folder: str | PathLike[str]) -> None:
+        """Write the encoder as one folder that loads again. Optional: this form raises ValueError."""
+        raise ValueError(f"{self.spec.name}: save is not known to {type(self).__name__}, got {str(folder)!r}")
 
     def encode_images(
         self,
