@@ -38,6 +38,7 @@ bench: setup
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/python -m pytest -q tests/test_layering.py
+	$(BIN)/python -m bench.offline_compile
 	$(BIN)/python bench/wheel_check.py
 
 clean:

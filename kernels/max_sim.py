@@ -1,183 +1,293 @@
 """Max-sim on the GPU: document patches on the rows of each product, query tokens on its columns.
 
-The contract stands in `engine.reference.max_sim`. Patches go on M because a tensor-core instruction wants M in
-steps of 64, but N in steps of 8 only, and queries are the short side. One program scores one query against one
-document: it keeps the greatest similarity of each token while blocks of patches pass, and writes a single number
-(and, where asked for, the alignment). Programs of one document are neighbours, so that it stays in the cache.
+The contracts: `engine.reference.max_sim`, packed tokens `engine.reference.max_sim_varlen`, int8 codes
+`engine.reference.max_sim_int8`. Patches go on M because a tensor-core instruction wants M in steps of 64, but N in
+steps of 8 only, and queries are the short side. One program scores one document against one query, or a group of
+short ones that share a tile. While tiles of patches pass, each place of the tile keeps the greatest similarity it has
+seen; maxima across the rows are taken once a document. Programs of one document are neighbours, so that it is read from
+memory once.
 """
 
 # The arguments of kernels are Triton's values, which have no types to write.
 # mypy: allow-untyped-defs, allow-incomplete-defs
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.max_sim_plan import Plan, Side, architecture, plan_max_sim
+
 # Programs in one launch: the grid's first axis takes no more.
 MAX_PROGRAMS = 2**31 - 1
 NOTHING = tl.constexpr(2**31 - 1)  # greater than any place
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Shape of a launch: patches, tokens and elements of D per block, warps, pipeline stages."""
-
-    block_m: int
-    block_n: int
-    block_k: int
-    num_warps: int
-    num_stages: int
-
-
-def plan_max_sim(n_tokens: int, n_patches: int, dim: int, dtype: torch.dtype, *, soft: bool, extra: bool) -> Plan:
-    """The launch for queries of `n_tokens` against documents of `n_patches`; plain arithmetic, no tuning.
-
-    Args:
-        soft: soft maximum. extra: the alignment or the reverse direction is wanted too: both keep more
-            numbers per similarity in registers, so that blocks are smaller.
-    """
-    # tl.dot takes at least 16 of each, and powers of two.
-    block_n = min(128, max(16, triton.next_power_of_2(max(n_tokens, 1))))
-    block_m = 128 if n_patches > 64 and block_n <= 64 and not (soft or extra) else 64
-    narrow = dtype == torch.float32
-    block_k = min(32 if narrow else 64, max(16, triton.next_power_of_2(max(dim, 1))))
-    num_warps = 8 if block_m * block_n >= 128 * 64 else 4
-    return Plan(block_m, block_n, block_k, num_warps, num_stages=3)
+@triton.jit
+def _span(cu_ptr, item, length, stride_item, stride_row, PACKED: tl.constexpr):
+    """Of one item: its first row among all rows, its first element, how many rows it has."""
+    if PACKED:
+        first = tl.load(cu_ptr + item)
+        return first, first * stride_row, (tl.load(cu_ptr + item + 1) - first).to(tl.int32)
+    return item * length, item * stride_item, length
 
 
 @triton.jit
 def _similarities(
-    d_rows, q_rows, keep_m, keep_n, dim,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    d_rows, q_rows, e_rows, d_scale, keep_m, keep_n, keep_e, dim,
+    MASK_M: tl.constexpr, SCALED: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Inner products (BLOCK_M, BLOCK_N) of kept rows; a row that is not kept is read as zeros."""
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    """Inner products of a tile's rows with both parts of its columns; what is not kept is read as zeros."""
+    number: tl.constexpr = tl.int32 if SCALED else tl.float32
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=number)
+    more = acc
+    if BLOCK_E > 0:
+        more = tl.zeros((BLOCK_M, BLOCK_E), dtype=number)
     for k in range(0, dim, BLOCK_K):
         at = k + tl.arange(0, BLOCK_K)
         inside = at < dim
-        x = tl.load(d_rows[:, None] + at[None, :], mask=keep_m[:, None] & inside[None, :], other=0.0)
-        y = tl.load(q_rows[None, :] + at[:, None], mask=inside[:, None] & keep_n[None, :], other=0.0)
-        acc = tl.dot(x, y, acc, input_precision=PRECISION)
-    return acc
+        if MASK_M:
+            x = tl.load(d_rows[:, None] + at[None, :], mask=keep_m[:, None] & inside[None, :], other=0)
+        elif EVEN_K:
+            x = tl.load(d_rows[:, None] + at[None, :])
+        else:
+            x = tl.load(d_rows[:, None] + at[None, :], mask=inside[None, :], other=0)
+        y = tl.load(q_rows[None, :] + at[:, None], mask=inside[:, None] & keep_n[None, :], other=0)
+        acc = tl.dot(x, y, acc, input_precision=PRECISION, out_dtype=number)
+        if BLOCK_E > 0:
+            z = tl.load(e_rows[None, :] + at[:, None], mask=inside[:, None] & keep_e[None, :], other=0)
+            more = tl.dot(x, z, more, input_precision=PRECISION, out_dtype=number)
+    s, e = acc.to(tl.float32), more.to(tl.float32)
+    if SCALED:
+        s = s * d_scale[:, None]
+        e = e * d_scale[:, None]
+    return s, e
 
 
 @triton.jit
-def _pool(s, keep, place, AXIS: tl.constexpr):
-    """Greatest kept similarity along an axis (NaN counts as greatest) and the lowest place it has.
+def _update(s, best, place, total, keep, t, rate, SOFT: tl.constexpr, ARGMAX: tl.constexpr, MASK_M: tl.constexpr):
+    """Take a tile of similarities into what each place of it has seen: greatest, its patch, sum of exponentials.
 
-    Returns value, place and whether anything is kept; NOTHING is the place, -inf the value of nothing.
+    NaN is the greatest. Without ARGMAX a soft maximum needs no care for it: the sum is NaN for good.
     """
-    is_nan = keep & (s != s)
-    value = tl.max(tl.where(keep & (s == s), s, float("-inf")), AXIS)
+    if SOFT:
+        # Equal before the difference: inf - inf would be NaN. Of the two exponentials one is always exp(0).
+        low = tl.where(s == best, 1.0, tl.exp2(-tl.abs(s - best) * rate))
+        after = tl.where(s > best, total * low + 1.0, total + low)
+        if MASK_M:
+            after = tl.where(keep[:, None], after, total)
+        total = after
+    if ARGMAX:
+        wins = (s > best) | ((s != s) & (best == best)) | (place == NOTHING)
+        if MASK_M:
+            wins = wins & keep[:, None]
+        best = tl.where(wins, s, best)
+        place = tl.where(wins, t[:, None], place)
+    else:
+        if MASK_M:
+            s = tl.where(keep[:, None], s, float("-inf"))
+        best = tl.maximum(best, s) if SOFT else tl.maximum(best, s, propagate_nan=tl.PropagateNan.ALL)
+    return best, place, total
+
+
+@triton.jit
+def _across(best, place, total, temperature, rate, AXIS: tl.constexpr, SOFT: tl.constexpr, ARGMAX: tl.constexpr):
+    """Across rows or columns, from what each place of the tile has seen: hard or soft maxima, the places of the hard
+    ones, and the hard ones."""
+    is_nan = best != best
     has_nan = tl.max(is_nan.to(tl.int32), AXIS) > 0
-    wins = tl.where(tl.expand_dims(has_nan, AXIS), is_nan, keep & (s == tl.expand_dims(value, AXIS)))
-    first = tl.min(tl.where(wins, place, NOTHING), AXIS)
-    return tl.where(has_nan, float("nan"), value), first
+    value = tl.max(tl.where(is_nan, float("-inf"), best), AXIS)
+    first = tl.full(value.shape, NOTHING, tl.int32)
+    if ARGMAX:
+        wins = tl.where(tl.expand_dims(has_nan, AXIS), is_nan, best == tl.expand_dims(value, AXIS))
+        first = tl.min(tl.where(wins, place, NOTHING), AXIS)
+    greatest = tl.where(has_nan, float("nan"), value)
+    if SOFT:
+        top = tl.expand_dims(value, AXIS)
+        scale = tl.where(best == top, 1.0, tl.exp2((best - top) * rate))
+        # Nothing seen, nothing to scale.
+        value += temperature * tl.log(tl.sum(tl.where(total == 0.0, 0.0, total * scale), AXIS))
+    return tl.where(has_nan, float("nan"), value), first, greatest
 
 
 @triton.jit
-def _shift(value):
-    """What log-sum-exp subtracts: the maximum, unless it is infinite, since inf - inf would be NaN."""
-    return tl.where(tl.abs(value) == float("inf"), 0.0, value)
+def _columns(
+    base, length, count, first, stride_i, stride_u, mask_ptr, scales_ptr,
+    MEMBERS: tl.constexpr, HAS_MASK: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Of a part of the columns: the query of the group, its token, where its row begins, which there are and are
+    kept, scales."""
+    c = base + tl.arange(0, BLOCK)
+    owner = tl.zeros((BLOCK,), tl.int32)
+    u = c
+    if MEMBERS > 1:
+        owner = c // length
+        u = c % length
+    exists = c < count
+    keep = exists
+    if HAS_MASK:
+        keep = exists & (tl.load(mask_ptr + first + c, mask=exists, other=0) != 0)
+    scale = tl.zeros((BLOCK,), tl.float32)
+    if SCALED:
+        scale = tl.load(scales_ptr + first + c, mask=keep, other=0.0)
+    return owner, u, owner.to(tl.int64) * stride_i + u.to(tl.int64) * stride_u, exists, keep, scale
 
 
 @triton.jit
-def _exp_sum(s, keep, shift, temperature, AXIS: tl.constexpr):
-    return tl.sum(tl.where(keep, tl.exp((s - tl.expand_dims(shift, AXIS)) / temperature), 0.0), AXIS)
+def _finish(
+    best, place, total, any_patch, base, owner, exists, keep, scale, first, to, temperature, rate,
+    weights_ptr, argmax_ptr, values_ptr,
+    SOFT: tl.constexpr, ARGMAX: tl.constexpr, VALUES: tl.constexpr, WEIGHTS: tl.constexpr, SCALED: tl.constexpr,
+    MEMBERS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Maxima of a part's tokens, written to `to` if wanted, and the weighted sum of each query (MEMBERS,)."""
+    value, found_at, _ = _across(best, place, total, temperature, rate, 0, SOFT, ARGMAX)
+    found = keep & any_patch
+    if SCALED:
+        value = scale * value
+    value = tl.where(found, value, 0.0)
+    if ARGMAX:
+        tl.store(argmax_ptr + to, tl.where(found, found_at, -1), mask=exists)
+    if VALUES:
+        tl.store(values_ptr + to, value, mask=exists)
+    if WEIGHTS:
+        weight = tl.load(weights_ptr + first + base + tl.arange(0, BLOCK), mask=found, other=0.0)
+        value = tl.where(found, weight * value, 0.0)
+    member = tl.arange(0, MEMBERS)
+    return tl.sum(tl.where(member[:, None] == owner[None, :], value[None, :], 0.0), 1)
+
+
+@triton.jit
+def _of_row(s, keep_n, u, temperature, rate, SOFT: tl.constexpr, ARGMAX: tl.constexpr):
+    """Hard or soft maximum of each row of a tile over its kept columns, and the token it has."""
+    keep = tl.broadcast_to(keep_n[None, :], s.shape)
+    best = tl.where(keep, s, float("-inf"))
+    place = tl.where(keep, u[None, :], NOTHING)
+    return _across(best, place, keep.to(tl.float32), temperature, rate, 1, SOFT, ARGMAX)
+
+
+@triton.jit
+def _of_either(value, place, top, e_value, e_place, e_top, temperature, rate, SOFT: tl.constexpr):
+    """Maxima over two sets of tokens, of which the first has the lower places."""
+    wins = (e_top > top) | ((e_top != e_top) & (top == top))
+    # Where the first set is empty, the second one wins even with -inf.
+    place = tl.where(wins | (place == NOTHING), e_place, place)
+    if SOFT:
+        low = tl.where(value == e_value, 1.0, tl.exp2(-tl.abs(value - e_value) * rate))
+        value = tl.maximum(value, e_value) + temperature * tl.log(1.0 + low)
+    else:
+        value = tl.where(wins, e_value, value)
+    return value, place
 
 
 @triton.jit
 def _max_sim_fwd_kernel(
-    q_ptr, d_ptr, q_mask_ptr, d_mask_ptr, q_weights_ptr, d_weights_ptr,
+    q_ptr, d_ptr, q_cu_ptr, d_cu_ptr, q_mask_ptr, d_mask_ptr, q_weights_ptr, d_weights_ptr, q_scales_ptr, d_scales_ptr,
     scores_ptr, reverse_scores_ptr, argmax_ptr, values_ptr, reverse_argmax_ptr, reverse_values_ptr,
     stride_qi, stride_qu, stride_dj, stride_dt,
-    n_queries, first_document, n_documents, n_tokens, n_patches, dim, temperature,
-    PAIRS: tl.constexpr, SOFT: tl.constexpr, REVERSE: tl.constexpr,
-    HAS_Q_MASK: tl.constexpr, HAS_D_MASK: tl.constexpr, HAS_Q_WEIGHTS: tl.constexpr, HAS_D_WEIGHTS: tl.constexpr,
-    WRITE_ARGMAX: tl.constexpr, WRITE_VALUES: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    n_queries, first_document, n_documents, n_tokens, n_patches, dim, group, temperature, rate,
+    PAIRS: tl.constexpr, SOFT: tl.constexpr, REVERSE: tl.constexpr, SCALED: tl.constexpr,
+    Q_PACKED: tl.constexpr, D_PACKED: tl.constexpr, Q_MASK: tl.constexpr, D_MASK: tl.constexpr,
+    Q_WEIGHTS: tl.constexpr, D_WEIGHTS: tl.constexpr, ARGMAX: tl.constexpr, VALUES: tl.constexpr,
+    PRECISION: tl.constexpr, EVEN_K: tl.constexpr, MEMBERS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """One query against one document. REVERSE needs all tokens in one block (the launcher sees to it)."""
+    """A group of queries against one document. REVERSE needs a single query with all its tokens in the tile.
+
+    Packed items: `n_tokens`, `n_patches` are the numbers of all rows. `rate` is log2(e) / temperature.
+    """
+    # Rows beyond the last one repeat it, which changes no maximum, but sums and the other direction.
+    MASK_M: tl.constexpr = D_MASK or SOFT or REVERSE
     # 64 bits before any product with a stride: collections pass 2^31 elements.
     program = tl.program_id(0).to(tl.int64)
-    if PAIRS:
-        i = first_document + program
-        j = i
-        cell = i
-    else:
-        i = program % n_queries
-        j = first_document + program // n_queries
-        cell = i * n_documents + j
-    q_row, d_row = q_ptr + i * stride_qi, d_ptr + j * stride_dj
-    score = 0.0
-    reverse_score = 0.0
-    for block in range(0, n_tokens, BLOCK_N):
-        u = block + tl.arange(0, BLOCK_N)
-        keep_n = u < n_tokens
-        if HAS_Q_MASK:
-            keep_n = keep_n & (tl.load(q_mask_ptr + i * n_tokens + u, mask=keep_n, other=0) != 0)
-        best = tl.full((BLOCK_N,), float("-inf"), tl.float32)
-        best_place = tl.full((BLOCK_N,), NOTHING, tl.int32)
-        total = tl.zeros((BLOCK_N,), tl.float32)
-        for start in range(0, n_patches, BLOCK_M):
-            t = start + tl.arange(0, BLOCK_M)
-            keep_m = t < n_patches
-            if HAS_D_MASK:
-                keep_m = keep_m & (tl.load(d_mask_ptr + j * n_patches + t, mask=keep_m, other=0) != 0)
-            s = _similarities(
-                d_row + t.to(tl.int64) * stride_dt, q_row + u.to(tl.int64) * stride_qu,
-                keep_m, keep_n, dim, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION,
+    groups = (n_queries + group - 1) // group
+    i = first_document + program if PAIRS else program % groups * group
+    j = i if PAIRS else first_document + program // groups
+    cell = i if PAIRS else i * n_documents + j
+    q_first, q_at, length = _span(q_cu_ptr, i, n_tokens, stride_qi, stride_qu, Q_PACKED)
+    d_first, d_at, patches = _span(d_cu_ptr, j, n_patches, stride_dj, stride_dt, D_PACKED)
+    count = (length * tl.minimum(n_queries - i, group)).to(tl.int32)
+    # Results of a query's tokens: among those of all tokens where they are packed, else by query and document.
+    q_to = j * n_tokens + q_first if Q_PACKED else cell * length
+    q_step = tl.cast(n_documents, tl.int64) * length
+    d_to = i * n_patches + d_first if D_PACKED else cell * patches
+    score = tl.zeros((MEMBERS,), tl.float32)
+    reverse = tl.zeros((BLOCK_M,), tl.float32)
+    # A query of no tokens has results in the other direction, too.
+    for base in range(0, tl.maximum(count, 1) if REVERSE else count, BLOCK_N + BLOCK_E):
+        owner, u, rows, exists, keep, scale = _columns(
+            base, length, count, q_first, stride_qi, stride_qu, q_mask_ptr, q_scales_ptr,
+            MEMBERS, Q_MASK, SCALED, BLOCK_N,
+        )  # fmt: skip
+        best = tl.full((BLOCK_M, BLOCK_N), float("-inf"), tl.float32)
+        place = tl.full((BLOCK_M, BLOCK_N), NOTHING, tl.int32)
+        total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        e_owner, e_u, e_rows, e_exists, e_keep, e_scale = owner, u, rows, exists, keep, scale
+        if BLOCK_E > 0:
+            e_owner, e_u, e_rows, e_exists, e_keep, e_scale = _columns(
+                base + BLOCK_N, length, count, q_first, stride_qi, stride_qu, q_mask_ptr, q_scales_ptr,
+                MEMBERS, Q_MASK, SCALED, BLOCK_E,
             )  # fmt: skip
-            keep = keep_m[:, None] & keep_n[None, :]
-            value, place = _pool(s, keep, t[:, None], 0)
-            # The first block that has something wins over nothing, even with -inf.
-            wins = (place != NOTHING) & ((best_place == NOTHING) | (value > best) | ((value != value) & (best == best)))
-            before = _shift(best)
-            had = best_place != NOTHING
-            best = tl.where(wins, value, best)
-            best_place = tl.where(wins, place, best_place)
-            if SOFT:
-                now = _shift(best)
-                # A total of nothing, or of exp(-inf) alone, is 0 and needs no scale, which might be infinite.
-                scale = tl.where(had & (total != 0.0), tl.exp((before - now) / temperature), 0.0)
-                total = total * scale + _exp_sum(s, keep, now, temperature, 0)
+            e_best = tl.full((BLOCK_M, BLOCK_E), float("-inf"), tl.float32)
+            e_place = tl.full((BLOCK_M, BLOCK_E), NOTHING, tl.int32)
+            e_total = tl.zeros((BLOCK_M, BLOCK_E), tl.float32)
+        seen = tl.zeros((BLOCK_M,), tl.int32)
+        any_token = tl.maximum(tl.max(keep.to(tl.int32), 0), tl.max(e_keep.to(tl.int32), 0)) > 0
+        for start in range(0, patches, BLOCK_M):
+            t = start + tl.arange(0, BLOCK_M)
+            keep_m = t < patches
+            if D_MASK:
+                keep_m = keep_m & (tl.load(d_mask_ptr + d_first + t, mask=keep_m, other=0) != 0)
+                seen = seen | keep_m.to(tl.int32)
+            there = t if MASK_M else tl.minimum(t, patches - 1)
+            d_scale = tl.zeros((BLOCK_M,), tl.float32)
+            if SCALED:
+                d_scale = tl.load(d_scales_ptr + d_first + there, mask=there < patches, other=0.0)
+            s, e = _similarities(
+                d_ptr + d_at + there.to(tl.int64) * stride_dt, q_ptr + q_at + rows, q_ptr + q_at + e_rows,
+                d_scale, keep_m, keep, e_keep, dim,
+                MASK_M, SCALED, EVEN_K, PRECISION, BLOCK_M, BLOCK_N, BLOCK_E, BLOCK_K,
+            )  # fmt: skip
+            best, place, total = _update(s, best, place, total, keep_m, there, rate, SOFT, ARGMAX, MASK_M)
+            if BLOCK_E > 0:
+                e_best, e_place, e_total = _update(
+                    e, e_best, e_place, e_total, keep_m, there, rate, SOFT, ARGMAX, MASK_M
+                )
             if REVERSE:
-                back, back_place = _pool(s, keep, u[None, :], 1)
-                if SOFT:
-                    shift = _shift(back)
-                    back = shift + temperature * tl.log(_exp_sum(s, keep, shift, temperature, 1))
-                found = back_place != NOTHING
+                back, back_u, top = _of_row(s, keep, u, temperature, rate, SOFT, ARGMAX)
+                if BLOCK_E > 0:
+                    more, more_u, e_top = _of_row(e, e_keep, e_u, temperature, rate, SOFT, ARGMAX)
+                    back, back_u = _of_either(back, back_u, top, more, more_u, e_top, temperature, rate, SOFT)
+                found = keep_m & any_token
                 back = tl.where(found, back, 0.0)
-                weighted = back
-                if HAS_D_WEIGHTS:
-                    weight = tl.load(d_weights_ptr + j * n_patches + t, mask=found, other=0.0)
-                    weighted = tl.where(found, weight * back, 0.0)
-                reverse_score += tl.sum(weighted, 0)
-                if WRITE_ARGMAX:
-                    to = reverse_argmax_ptr + cell * n_patches + t
-                    tl.store(to, tl.where(found, back_place, -1), mask=t < n_patches)
-                if WRITE_VALUES:
-                    tl.store(reverse_values_ptr + cell * n_patches + t, back, mask=t < n_patches)
-        found = best_place != NOTHING
-        if SOFT:
-            best = _shift(best) + temperature * tl.log(total)
-        best = tl.where(found, best, 0.0)
-        weighted = best
-        if HAS_Q_WEIGHTS:
-            weight = tl.load(q_weights_ptr + i * n_tokens + u, mask=found, other=0.0)
-            weighted = tl.where(found, weight * best, 0.0)
-        score += tl.sum(weighted, 0)
-        if WRITE_ARGMAX:
-            tl.store(argmax_ptr + cell * n_tokens + u, tl.where(found, best_place, -1), mask=u < n_tokens)
-        if WRITE_VALUES:
-            tl.store(values_ptr + cell * n_tokens + u, best, mask=u < n_tokens)
-    tl.store(scores_ptr + cell, score)
+                if ARGMAX:
+                    tl.store(reverse_argmax_ptr + d_to + t, tl.where(found, back_u, -1), mask=t < patches)
+                if VALUES:
+                    tl.store(reverse_values_ptr + d_to + t, back, mask=t < patches)
+                if D_WEIGHTS:
+                    weight = tl.load(d_weights_ptr + d_first + t, mask=found, other=0.0)
+                    back = tl.where(found, weight * back, 0.0)
+                reverse += back
+        any_patch = tl.max(seen, 0) > 0 if D_MASK else patches > 0
+        score += _finish(
+            best, place, total, any_patch, base, owner, exists, keep, scale, q_first, q_to + owner * q_step + u,
+            temperature, rate, q_weights_ptr, argmax_ptr, values_ptr,
+            SOFT, ARGMAX, VALUES, Q_WEIGHTS, SCALED, MEMBERS, BLOCK_N,
+        )  # fmt: skip
+        if BLOCK_E > 0:
+            score += _finish(
+                e_best, e_place, e_total, any_patch, base + BLOCK_N, e_owner, e_exists, e_keep, e_scale, q_first,
+                q_to + e_owner * q_step + e_u, temperature, rate, q_weights_ptr, argmax_ptr, values_ptr,
+                SOFT, ARGMAX, VALUES, Q_WEIGHTS, SCALED, MEMBERS, BLOCK_E,
+            )  # fmt: skip
+    member = tl.arange(0, MEMBERS)
+    wanted = (member < group) & (member < n_queries - i)
+    tl.store(scores_ptr + cell + member.to(tl.int64) * n_documents, score, mask=wanted)
     if REVERSE:
-        tl.store(reverse_scores_ptr + cell, reverse_score)
+        tl.store(reverse_scores_ptr + cell, tl.sum(reverse, 0))
 
 
 def max_sim_forward(
@@ -198,57 +308,68 @@ def max_sim_forward(
     Args:
         outputs: as `engine.reference.max_sim.empty_outputs` makes them; shape (0,) = not wanted.
     """
+    score_sides(Side(q, q_mask, q_weights), Side(d, d_mask, d_weights), outputs, temperature, pairs, precision)
+
+
+def score_sides(
+    q: Side, d: Side, outputs: tuple[Tensor, ...], temperature: float | None, pairs: bool, precision: str
+) -> None:
+    """Fill `outputs`, whose per-token results are by query and document, or by all tokens of a packed side."""
     _, reverse_scores, argmax, values, reverse_argmax, reverse_values = outputs
     symmetric = reverse_scores.ndim == 2
-    plan = plan_max_sim(
-        q.shape[1], d.shape[1], q.shape[2], q.dtype,
-        soft=temperature is not None, extra=symmetric or argmax.ndim == 3,
+    plan = _plan(q, d, temperature, pairs, precision, argmax.ndim > 1, symmetric)
+    _launch(plan, q, d, outputs, temperature, pairs, precision)
+    if not symmetric or plan.reverse:
+        return
+    # Long queries: the reverse direction by itself, as documents looking for queries. Where results go by query and
+    # document, they come out the other way round.
+    results = (reverse_scores, reverse_argmax, reverse_values)
+    turn = [not pairs and (k == 0 or (x.ndim > 1 and d.cu_seqlens is None)) for k, x in enumerate(results)]
+    to = [x.transpose(0, 1).contiguous() if t else x for x, t in zip(results, turn, strict=True)]
+    turned = (to[0], reverse_scores.new_empty(0), to[1], to[2], argmax.new_empty(0), values.new_empty(0))
+    plan = _plan(d, q, temperature, pairs, precision, argmax.ndim > 1, False)
+    _launch(plan, d, q, turned, temperature, pairs, precision)
+    for x, result, t in zip(results, to, turn, strict=True):
+        if t:
+            x.copy_(result.transpose(0, 1))
+
+
+def _plan(
+    q: Side, d: Side, temperature: float | None, pairs: bool, precision: str, argmax: bool, symmetric: bool
+) -> Plan:
+    single = pairs or q.cu_seqlens is not None
+    return plan_max_sim(
+        1 if single else q.number, q.length, d.length, q.tokens.shape[-1], q.tokens.dtype,
+        soft=temperature is not None, argmax=argmax, symmetric=symmetric, exact=precision == "ieee",
+        aligned=all(stride * q.tokens.itemsize % 16 == 0 for stride in (*q.strides, *d.strides)),
+        wgmma=architecture(q.tokens.device) >= 90,
     )  # fmt: skip
-    one_tile = symmetric and 0 < q.shape[1] <= plan.block_n
-    _launch(plan, q, d, (q_mask, d_mask, q_weights, d_weights), outputs, temperature, pairs, precision, one_tile)
-    if symmetric and not one_tile:
-        # Long queries: the reverse direction by itself, as documents looking for queries.
-        to = [
-            x.transpose(0, 1).contiguous() if x.ndim >= 2 and not pairs else x
-            for x in (reverse_scores, reverse_argmax, reverse_values)
-        ]
-        turned = (to[0], reverse_scores.new_empty(0), to[1], to[2], argmax.new_empty(0), values.new_empty(0))
-        plan = plan_max_sim(
-            d.shape[1], q.shape[1], q.shape[2], q.dtype, soft=temperature is not None, extra=argmax.ndim == 3
-        )
-        _launch(plan, d, q, (d_mask, q_mask, d_weights, q_weights), turned, temperature, pairs, precision, False)
-        if not pairs:
-            for x, result in zip((reverse_scores, reverse_argmax, reverse_values), to, strict=True):
-                if x.ndim >= 2:
-                    x.copy_(result.transpose(0, 1))
 
 
 def _launch(
-    plan: Plan,
-    q: Tensor,
-    d: Tensor,
-    per_token: tuple[Tensor | None, ...],
-    outputs: tuple[Tensor, ...],
-    temperature: float | None,
-    pairs: bool,
-    precision: str,
-    reverse: bool,
+    plan: Plan, q: Side, d: Side, outputs: tuple[Tensor, ...], temperature: float | None, pairs: bool, precision: str
 ) -> None:
-    n_queries, n_documents = q.shape[0], d.shape[0]
-    q_mask, d_mask, q_weights, d_weights = (None if x is None else x.contiguous() for x in per_token)
-    masks = [None if x is None else x.view(torch.uint8) for x in (q_mask, d_mask)]
+    masks = [None if x.mask is None else x.mask.contiguous().view(torch.uint8) for x in (q, d)]
+    weights = [None if x.weights is None else x.weights.contiguous() for x in (q, d)]
+    bounds, scales = (q.cu_seqlens, d.cu_seqlens), (q.scales, d.scales)
     # Unused pointers still need something to point at.
-    pointers = [outputs[0] if x is None else x for x in (*masks, q_weights, d_weights)]
-    documents = MAX_PROGRAMS if pairs else max(1, MAX_PROGRAMS // n_queries)
-    for first in range(0, n_documents, documents):
-        count = min(documents, n_documents - first)
-        _max_sim_fwd_kernel[(count if pairs else count * n_queries,)](
-            q, d, *pointers, *outputs, *q.stride()[:2], *d.stride()[:2],
-            n_queries, first, n_documents, q.shape[1], d.shape[1], q.shape[2], temperature or 1.0,
-            PAIRS=pairs, SOFT=temperature is not None, REVERSE=reverse,
-            HAS_Q_MASK=q_mask is not None, HAS_D_MASK=d_mask is not None,
-            HAS_Q_WEIGHTS=q_weights is not None, HAS_D_WEIGHTS=d_weights is not None,
-            WRITE_ARGMAX=outputs[2].ndim == 3, WRITE_VALUES=outputs[3].ndim == 3, PRECISION=precision,
-            BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, BLOCK_K=plan.block_k,
-            num_warps=plan.num_warps, num_stages=plan.num_stages,
+    pointers = [outputs[0] if x is None else x for x in (*bounds, *masks, *weights, *scales)]
+    dim, groups = q.tokens.shape[-1], triton.cdiv(q.number, plan.group)
+    documents = MAX_PROGRAMS if pairs else max(1, MAX_PROGRAMS // groups)
+    tau = 1.0 if temperature is None else temperature
+    for first in range(0, d.number, documents):
+        count = min(documents, d.number - first)
+        _max_sim_fwd_kernel[(count if pairs else count * groups,)](
+            q.tokens, d.tokens, *pointers, *outputs, *q.strides, *d.strides,
+            q.number, first, d.number, q.tokens.shape[-2] if q.cu_seqlens is None else q.tokens.shape[0],
+            d.tokens.shape[-2] if d.cu_seqlens is None else d.tokens.shape[0], dim, plan.group,
+            tau, LOG2_E.value / tau,
+            PAIRS=pairs, SOFT=temperature is not None, REVERSE=plan.reverse, SCALED=q.scales is not None,
+            Q_PACKED=q.cu_seqlens is not None, D_PACKED=d.cu_seqlens is not None,
+            Q_MASK=q.mask is not None, D_MASK=d.mask is not None,
+            Q_WEIGHTS=q.weights is not None, D_WEIGHTS=d.weights is not None,
+            ARGMAX=outputs[2].ndim > 1, VALUES=outputs[3].ndim > 1, PRECISION=precision,
+            EVEN_K=dim % plan.block_k == 0, MEMBERS=triton.next_power_of_2(plan.group),
+            BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, BLOCK_E=plan.block_e, BLOCK_K=plan.block_k,
+            num_warps=plan.num_warps, num_stages=plan.num_stages, maxnreg=plan.max_registers,
         )  # fmt: skip

@@ -14,6 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+# Registers a thread may use. Left alone, the assembler aims at more blocks per processor and spills for them.
+MAX_REGISTERS = 128
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -28,11 +31,11 @@ class Plan:
 
 def plan_peak_patch(heads: int, length: int, width: int) -> Plan:
     """The launch for captions of `length` tokens; plain arithmetic, no tuning."""
-    # tl.dot takes at least 16 of each, and powers of two.
+    # tl.dot takes at least 16 of each, and powers of two. Products in full float32 hold their operands in registers:
+    # larger blocks, or loads ahead of time, would spill.
     block_h = max(16, triton.next_power_of_2(max(heads, 1)))
-    block_t = min(32, max(16, triton.next_power_of_2(max(length, 1))))
-    block_w = min(128 if block_h <= 16 else 64, max(16, triton.next_power_of_2(max(width, 1))))
-    return Plan(block_h, block_t, block_w, num_warps=4, num_stages=2)
+    block_w = min(64 if block_h == 16 else 32, max(16, triton.next_power_of_2(max(width, 1))))
+    return Plan(block_h, block_t=16, block_w=block_w, num_warps=4, num_stages=1)
 
 
 @triton.jit
@@ -103,7 +106,7 @@ def _peak_patch_fwd_kernel(
     # 64 bits before any product with a stride.
     b = tl.program_id(0).to(tl.int64)
     peak = peak_ptr + b * stride_pb
-    h = tl.arange(0, BLOCK_H)
+    h = tl.arange(0, BLOCK_H).to(tl.int64)
     is_head = h < heads
     weights = attention_ptr + (b * heads + h) * length
     most = tl.full((BLOCK_H,), float("-inf"), tl.float32)
@@ -166,13 +169,13 @@ def _peak_patch_fwd_kernel(
             acc = tl.dot(share, x, acc, input_precision="ieee")
             sums += tl.sum(x, 0)
         tl.store(pooled + h[:, None] * width + w[None, :], acc, mask=is_head[:, None] & inside[None, :])
-        tl.store(pooled + heads * width + w, sums / tl.maximum(count, 1.0), mask=inside)
+        tl.store(pooled + tl.cast(heads, tl.int64) * width + w, sums / tl.maximum(count, 1.0), mask=inside)
     end = tl.load(end_ptr + b)
     found = (end >= 0) & (end < length)
     end = tl.where(found, end, 0)
     for which in tl.static_range(2):
         row = peak + end * stride_pt if which == 0 else anchor_ptr + b * stride_ab + end * stride_at
-        to = pooled + (heads + 1 + which) * width
+        to = pooled + (tl.cast(heads, tl.int64) + 1 + which) * width
         _end_row(row, found, to, width, eps, norm_weight_ptr, norm_bias_ptr, NORM, BLOCK_W)
 
 
@@ -208,7 +211,7 @@ def pool_forward(
         pooled, attention, statistics, *peak.stride()[:2], *anchor_strides(anchor), length, width, heads, eps,
         NORM=norm_weight is not None, FACTORS=factors is not None,
         BLOCK_H=plan.block_h, BLOCK_T=plan.block_t, BLOCK_W=plan.block_w,
-        num_warps=plan.num_warps, num_stages=plan.num_stages,
+        num_warps=plan.num_warps, num_stages=plan.num_stages, maxnreg=MAX_REGISTERS,
     )  # fmt: skip
 
 

@@ -14,6 +14,8 @@ from engine.kernels.peak_patch import _kept, _statistics, _tokens, anchor_stride
 
 # Captions whose gradients of the keys one program sums.
 CHUNK = 16
+# As in the forward, whose blocks are held several times here.
+MAX_REGISTERS = 255
 
 
 @triton.jit
@@ -57,7 +59,7 @@ def _peak_patch_bwd_scores_kernel(
 ):  # fmt: skip
     """Gradients of one caption's scores, `to_scores (B, heads, T)`, and the statistics of its tokens."""
     b = tl.program_id(0).to(tl.int64)
-    h = tl.arange(0, BLOCK_H)
+    h = tl.arange(0, BLOCK_H).to(tl.int64)
     is_head = h < heads
     of_head = (b * heads + h)[:, None] * length
     mean_of_all = tl.zeros((BLOCK_H,), tl.float32)
@@ -111,7 +113,7 @@ def _peak_patch_bwd_keys_kernel(
     chunk = tl.program_id(0).to(tl.int64)
     w = tl.program_id(1) * BLOCK_W + tl.arange(0, BLOCK_W)
     inside = w < width
-    h = tl.arange(0, BLOCK_H)
+    h = tl.arange(0, BLOCK_H).to(tl.int64)
     is_head = h < heads
     acc = tl.zeros((BLOCK_H, BLOCK_W), tl.float32)
     for i in range(0, tl.minimum(CAPTIONS, n - tl.program_id(0) * CAPTIONS)):
@@ -145,8 +147,8 @@ def _token_gradients(
     keys = tl.load(keys_ptr + h[:, None] * width + w[None, :], mask=there, other=0.0)
     x = tl.dot(tl.trans(share), g, input_precision="ieee")
     x = tl.dot(tl.trans(d), keys, x, input_precision="ieee")
-    of_mean = tl.load(grads + heads * width + w, mask=inside, other=0.0)
-    of_end = tl.load(grads + (heads + 1) * width + w, mask=inside, other=0.0)
+    of_mean = tl.load(grads + tl.cast(heads, tl.int64) * width + w, mask=inside, other=0.0)
+    of_end = tl.load(grads + (tl.cast(heads, tl.int64) + 1) * width + w, mask=inside, other=0.0)
     x += tl.where(mean_share[:, None] > 0, mean_share[:, None] * of_mean[None, :], 0.0)
     return x + tl.where(is_end[:, None], of_end[None, :], 0.0)
 
@@ -161,7 +163,7 @@ def _peak_patch_bwd_tokens_kernel(
 ):  # fmt: skip
     """Gradients of one caption's tokens. That of the anchor is zeroed before; its end is written here."""
     b = tl.program_id(0).to(tl.int64)
-    h = tl.arange(0, BLOCK_H)
+    h = tl.arange(0, BLOCK_H).to(tl.int64)
     is_head = h < heads
     end = tl.load(end_ptr + b)
     found = (end >= 0) & (end < length)
@@ -255,7 +257,7 @@ def pool_backward(
     kept = mask.view(torch.uint8)
     launch = {
         "NORM": norm_weight is not None, "BLOCK_H": plan.block_h, "BLOCK_T": plan.block_t, "BLOCK_W": plan.block_w,
-        "num_warps": plan.num_warps, "num_stages": plan.num_stages,
+        "num_warps": plan.num_warps, "num_stages": plan.num_stages, "maxnreg": MAX_REGISTERS,
     }  # fmt: skip
     _peak_patch_bwd_scores_kernel[(n,)](
         peak, keys, kept, factors_or, weight_or, bias_or, grad_pooled, of_attention, attention, to_scores, statistics,
@@ -275,5 +277,5 @@ def pool_backward(
     _peak_patch_bwd_tokens_kernel[(n,)](
         peak, anchor, keys, kept, end, factors_or, weight_or, grad_pooled, attention, to_scores, to_peak, to_anchor,
         *peak.stride()[:2], *anchor_strides(anchor), *anchor_strides(to_anchor), length, width, heads, eps,
-        FACTORS=factors is not None, **launch,
+        FACTORS=factors is not None, **{**launch, "num_warps": 2 * plan.num_warps},
     )  # fmt: skip

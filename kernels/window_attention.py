@@ -20,6 +20,8 @@ from torch import Tensor
 
 # Programs in one launch: the grid's first axis takes no more.
 MAX_PROGRAMS = 2**31 - 1
+# Registers a thread may use. Left alone, the assembler aims at more blocks per processor and spills for them.
+MAX_REGISTERS = {"forward": 128, "backward": 255}
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,8 @@ def _cells(start, x0, y0, width, n, columns, BLOCK_C: tl.constexpr):
     """Places in the grid of the window's cells from `start`, and which of them there are."""
     i = start + tl.arange(0, BLOCK_C)
     keep = i < n
-    place = (y0 + i // width) * columns + x0 + i % width
-    return tl.where(keep, place, 0).to(tl.int64), keep
+    place = (y0 + i // width).to(tl.int64) * columns + x0 + i % width
+    return tl.where(keep, place, 0), keep
 
 
 @triton.jit
@@ -202,7 +204,7 @@ def _window_attention_bwd_cells_kernel(
     SHARED: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """What belongs to a block of cells of one image and head: gradients of their keys and values."""
-    n_cells = rows * columns
+    n_cells = tl.cast(rows, tl.int64) * columns
     n_blocks = tl.cdiv(n_cells, BLOCK_C)
     program = first + tl.program_id(0).to(tl.int64)
     block = (program % n_blocks).to(tl.int32)
@@ -263,7 +265,7 @@ def window_attention_forward(
             q, k, v, own_k, own_v, windows.contiguous(), out, *_strides(q, k, v, own_k, own_v),
             first, n_windows, n_heads, rows, columns, dim, scale,
             OWN=has_own, SHARED=windows.ndim == 2, BLOCK_C=plan.block_c, BLOCK_D=plan.block_d,
-            num_warps=plan.num_warps,
+            num_warps=plan.num_warps, maxnreg=MAX_REGISTERS["forward"],
         )  # fmt: skip
 
 
@@ -288,7 +290,10 @@ def window_attention_backward(
         grad, q, k, v, own_k, own_v = (_dense_rows(x) for x in (grad, q, k, v, *_own(own_k, own_v, q)))
         n_images, n_windows, n_heads, dim = q.shape
         plan = plan_window_attention(rows * columns, dim)
-        shapes = {"SHARED": windows.ndim == 2, "BLOCK_C": plan.block_c, "BLOCK_D": plan.block_d}
+        shapes = {
+            "SHARED": windows.ndim == 2, "BLOCK_C": plan.block_c, "BLOCK_D": plan.block_d,
+            "maxnreg": MAX_REGISTERS["backward"],
+        }  # fmt: skip
         sizes = (n_windows, n_heads, rows, columns, dim, scale)
         windows = windows.contiguous()
         lse, mean = (q.new_empty(n_images * n_heads * n_windows, dtype=torch.float32) for _ in range(2))

@@ -20,10 +20,10 @@ from engine.ops.max_sim_int8 import max_sim_int8, max_sim_int8_op
 from engine.ops.max_sim_topk import max_sim_topk, max_sim_topk_op
 from engine.ops.native import instruction_sets
 from engine.ops.quantize import QuantizedTokens, quantize
-from tests.max_sim_oracle import forced
+from tests.max_sim_oracle import INTERPRETED, forced
 from tests.tolerances import assert_close
 
-BACKENDS = ["reference", *(f"cpp:{isa}" for isa in instruction_sets())]
+BACKENDS = ["triton"] if INTERPRETED else ["reference", *(f"cpp:{isa}" for isa in instruction_sets())]
 per_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 

@@ -125,7 +125,7 @@ def _max_sim_backward(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of q and d; a direction whose gradient of scores is None takes no part.
 
-    Without kernels of its own for a backend, it runs in the reference, in tiles and in a fixed order.
+    In tiles and in a fixed order on every backend.
     """
     if backend == "cpp":
         grads = q.new_empty(q.shape, dtype=torch.float32), d.new_empty(d.shape, dtype=torch.float32)
@@ -143,6 +143,15 @@ def _max_sim_backward(
                 *dense_arrays(*ahead, *back), *last,
             )  # fmt: skip
         return grads[0].to(q.dtype), grads[1].to(d.dtype)
+    if backend == "triton":
+        from engine.kernels.max_sim_backward import max_sim_backward
+
+        incoming = (grad_scores, grad_values, argmax), (grad_reverse_scores, grad_reverse_values, reverse_argmax)
+        with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
+            return max_sim_backward(
+                dense_rows(q), dense_rows(d), (q_mask, d_mask), (q_weights, d_weights), incoming,
+                temperature=temperature, pairs=pairs, precision=precision,
+            )  # fmt: skip
     forward = None if grad_scores is None else Incoming(grad_scores, grad_values, argmax)
     reverse = None
     if grad_reverse_scores is not None:

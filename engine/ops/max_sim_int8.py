@@ -7,7 +7,7 @@ from torch import Tensor
 
 from engine.ops.checks import check_bounds, check_cu_seqlens, check_per_token, choose_backend
 from engine.ops.max_sim import MaxSimOutput
-from engine.ops.max_sim_varlen import fill_tail, offsets_of
+from engine.ops.max_sim_varlen import fill_tail, launch, offsets_of
 from engine.ops.native import as_array, dense_rows, extension, forced_isa
 from engine.ops.quantize import check_quantized
 from engine.reference import max_sim_int8 as reference
@@ -45,12 +45,24 @@ def _max_sim_int8(
         return scores, argmax, values
     outputs = _empty(q, d, q_cu_seqlens, d_cu_seqlens, need_argmax, need_values)
     fill_tail(outputs[1:], q_cu_seqlens)
-    if outputs[0].numel() > 0:
+    if outputs[0].numel() == 0:
+        return outputs
+    if backend == "triton":
+        sides = Items(q, q_cu_seqlens, q_mask, q_weights), Items(d, d_cu_seqlens, d_mask, None)
+        launch_codes(*sides, (q_scales, d_scales), outputs)
+    else:
         extension(OP).max_sim_int8(
             *native_arguments(q, d, q_scales, d_scales, q_cu_seqlens, d_cu_seqlens, q_mask, d_mask, q_weights),
             *map(as_array, outputs), forced_isa(), torch.get_num_threads(),
         )  # fmt: skip
     return outputs
+
+
+def launch_codes(q: Items, d: Items, scales: tuple[Tensor, Tensor], outputs: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Fill scores, argmax and values by the Triton kernels."""
+    scores, argmax, values = outputs
+    nothing, places = scores.new_empty(0), scores.new_empty(0, dtype=torch.int32)
+    launch(q, d, (scores, nothing, argmax, values, places, nothing), scales=scales)
 
 
 def native_arguments(q: Tensor, d: Tensor, q_scales: Tensor, d_scales: Tensor, *rest: Tensor | None) -> list:
@@ -116,7 +128,8 @@ def max_sim_int8(
         q_mask, d_mask: bool `(Nq, Lq)` and `(Nd, Ld)`, `(total,)` for packed sides, True = keep.
         q_weights: `(Nq, Lq)` or `(q_total,)` floating, what each query token counts; by default 1.
         return_alignment: also give each query token's winner and value.
-        backend: "cpp" (CPU) or "reference" (plain torch, any device); by default, or with "auto", "cpp".
+        backend: "cpp" (CPU), "triton" (CUDA) or "reference" (plain torch, any device); by default, or with "auto", by
+            the tensors' device.
 
     Returns:
         scores `(Nq, Nd)` float32, or a `MaxSimOutput` with argmax and values laid out as those of `max_sim_varlen`.
@@ -132,7 +145,7 @@ def max_sim_int8(
     tensor([[2.]])
     """
     check_codes(OP, q, d, q_cu_seqlens, d_cu_seqlens, q_mask, d_mask, q_weights)
-    chosen = choose_codes_backend(OP, backend, q.codes)
+    chosen = choose_backend(OP, backend, q.codes)
     weights = None if q_weights is None else q_weights.to(torch.float32)
     scores, argmax, values = max_sim_int8_op(
         q.codes, d.codes, q.scales, d.scales, q_cu_seqlens, d_cu_seqlens, q_mask, d_mask, weights, return_alignment,
@@ -173,11 +186,3 @@ def check_codes(
         raise ValueError(f"{op}: q and d must have one last dimension D, got {widths}")
     if q.codes.device != d.codes.device:
         raise ValueError(f"{op}: q and d must be on one device, got {q.codes.device} and {d.codes.device}")
-
-
-def choose_codes_backend(op: str, backend: object, codes: Tensor) -> str:
-    """The backend for codes: there is no kernel for GPUs."""
-    chosen = choose_backend(op, backend, codes)
-    if chosen == "triton":
-        raise ValueError(f"{op}: there is no Triton kernel of int8 codes; pass backend='reference', got 'triton'")
-    return chosen

@@ -17,9 +17,8 @@ from engine.ops.checks import (
     choose_backend,
     name_of,
 )
-from engine.ops.max_sim import max_sim_op
-from engine.ops.max_sim_int8 import check_codes, choose_codes_backend, native_arguments
-from engine.ops.max_sim_varlen import max_sim_varlen_op, offsets_of
+from engine.ops.max_sim_int8 import check_codes, native_arguments
+from engine.ops.max_sim_varlen import launch, offsets_of
 from engine.ops.native import as_array, dense_rows, extension, forced_isa
 from engine.reference import max_sim_topk as reference
 from engine.reference.max_sim import compute_dtype
@@ -66,7 +65,7 @@ def _max_sim_topk(
     if backend == "reference":
         return reference.max_sim_topk(queries, documents, k, temperature=temperature, precision=precision)
     if backend == "triton":
-        return _in_blocks(queries, documents, k, temperature, precision)
+        return _in_blocks(queries, documents, k, temperature, precision, None)
     outputs = _empty(queries, k)
     if queries.number > 0:
         extension(OP).max_sim_topk(
@@ -83,6 +82,10 @@ def _of_codes(
 ) -> tuple[Tensor, Tensor]:
     if backend == "reference":
         return reference.max_sim_topk(*items_of(q, d, *rest), k, scorer=score_codes)
+    if backend == "triton":
+        q_bounds, d_bounds, q_mask, d_mask, weights = rest
+        queries, documents = Items(q.codes, q_bounds, q_mask, weights), Items(d.codes, d_bounds, d_mask, d.scales)
+        return _in_blocks(queries, documents, k, None, "ieee", q.scales)
     outputs = _empty(Items(q.codes, rest[0], None, None), k)
     if outputs[0].shape[0] > 0:
         extension(OP).max_sim_int8_topk(
@@ -97,20 +100,24 @@ def _empty(q: Items, k: int) -> tuple[Tensor, Tensor]:
     return q.tokens.new_empty(shape, dtype=compute_dtype(q.tokens.dtype)), q.tokens.new_empty(shape, dtype=torch.int64)
 
 
-def _in_blocks(q: Items, d: Items, k: int, temperature: float | None, precision: str) -> tuple[Tensor, Tensor]:
-    """Blocks of documents through the forward kernel, each merged into the best so far."""
+def _in_blocks(
+    q: Items, d: Items, k: int, temperature: float | None, precision: str, q_scales: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Blocks of documents through the forward kernel, each merged into the best so far.
+
+    With `q_scales`, tokens are codes, and documents' weights are their scales.
+    """
     scores, indices = _empty(q, k)
     best = scores[:, :0], indices[:, :0]
+    nothing, places = scores.new_empty(0), indices.new_empty(0, dtype=torch.int32)
     step = max(1, BLOCK_SCORES // max(1, q.number))
-    for first in range(0, d.number, step):
+    for first in range(0, d.number if q.number else 0, step):
         part = _part_of(d, first, min(d.number, first + step))
-        tokens = (q.tokens, part.tokens), (q.mask, part.mask, q.weights, None)
-        if q.cu_seqlens is None and part.cu_seqlens is None:
-            block = max_sim_op(*tokens[0], *tokens[1], temperature, *(False,) * 4, precision, "triton")[0]
-        else:
-            bounds = q.cu_seqlens, part.cu_seqlens
-            options = (temperature, *(False,) * 3, precision, "triton")
-            block = max_sim_varlen_op(*tokens[0], *bounds, *tokens[1], *options)[0]
+        block = scores.new_empty((q.number, part.number))
+        launch(
+            q, Items(part.tokens, part.cu_seqlens, part.mask, None), (block, nothing, places, nothing, places, nothing),
+            temperature=temperature, precision=precision, scales=(q_scales, part.weights),
+        )  # fmt: skip
         own = torch.arange(first, first + part.number, device=scores.device).expand(block.shape)
         # The best so far stand first: their indices are lower.
         best = reference.best_of(torch.cat([best[0], block], 1), torch.cat([best[1], own], 1), k)
@@ -122,12 +129,13 @@ def _in_blocks(q: Items, d: Items, k: int, temperature: float | None, precision:
 
 def _part_of(d: Items, first: int, last: int) -> Items:
     """Documents [first, last) alone; nothing is copied but boundaries."""
-    rows = slice(first, last)
-    if d.cu_seqlens is None:
-        return Items(d.tokens[rows], None, None if d.mask is None else d.mask[rows], None)
-    bounds = d.cu_seqlens[first : last + 1]
-    rows = slice(int(bounds[0]), int(bounds[-1]))
-    return Items(d.tokens[rows], bounds - bounds[0], None if d.mask is None else d.mask[rows], None)
+    rows, bounds = slice(first, last), None
+    if d.cu_seqlens is not None:
+        bounds = d.cu_seqlens[first : last + 1]
+        rows = slice(int(bounds[0]), int(bounds[-1]))
+        bounds = bounds - bounds[0]
+    mask, weights = (None if x is None else x[rows] for x in (d.mask, d.weights))
+    return Items(d.tokens[rows], bounds, mask, weights)
 
 
 max_sim_topk_op = torch.library.custom_op("peaksim::max_sim_topk", _max_sim_topk, mutates_args=())
@@ -198,7 +206,7 @@ def max_sim_topk(
             given = f"{temperature} and {precision!r}"
             raise ValueError(f"{OP}: quantised tokens take no temperature or precision, got {given}")
         assert isinstance(q, QuantizedTokens) and isinstance(d, QuantizedTokens)
-        chosen = choose_codes_backend(OP, backend, q.codes)
+        chosen = choose_backend(OP, backend, q.codes)
         weights = None if q_weights is None else q_weights.to(torch.float32)
         tensors = (q.codes, d.codes, q.scales, d.scales, *rest, weights)
         return TopKOutput(*max_sim_topk_op(*tensors, k, None, precision, chosen))

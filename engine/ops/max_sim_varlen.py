@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from engine.ops.checks import (
     choose_backend,
     name_of,
 )
-from engine.ops.max_sim import MaxSimOutput, asked_for, max_sim_op
+from engine.ops.max_sim import MaxSimOutput, asked_for
 from engine.ops.native import as_array, dense_arrays, dense_rows, extension, forced_isa
 from engine.reference import max_sim_varlen as reference
 from engine.reference.max_sim import Incoming, Outputs, compute_dtype
@@ -49,14 +50,14 @@ def _max_sim_varlen(
     options: dict[str, Any] = {"symmetric": symmetric, "need_argmax": need_argmax, "need_values": need_values}
     if backend == "reference":
         return reference.max_sim_varlen(queries, documents, temperature=temperature, precision=precision, **options)
-    if backend == "triton":
-        return reference.max_sim_varlen(
-            queries, documents, temperature=temperature, precision=precision, scorer=_dense_on_triton, **options
-        )
     outputs = reference.empty_outputs(queries, documents, **options)
     fill_tail(outputs[2:4], q_cu_seqlens)
     fill_tail(outputs[4:6], d_cu_seqlens)
-    if outputs[0].numel() > 0:
+    if outputs[0].numel() == 0:
+        return outputs
+    if backend == "triton":
+        launch(queries, documents, outputs, temperature=temperature, precision=precision)
+    else:
         extension(OP).max_sim(
             as_array(dense_rows(q)), as_array(dense_rows(d)), name_of(q.dtype),
             *map(offsets_of, (q_cu_seqlens, d_cu_seqlens)),
@@ -66,9 +67,30 @@ def _max_sim_varlen(
     return outputs
 
 
-def _dense_on_triton(*tensors: Tensor | None, temperature: float | None, precision: str, **options: bool) -> Outputs:
-    symmetric, need_argmax, need_values = (options[name] for name in ("symmetric", "need_argmax", "need_values"))
-    return max_sim_op(*tensors, temperature, symmetric, False, need_argmax, need_values, precision, "triton")
+def launch(
+    q: Items,
+    d: Items,
+    outputs: tuple[Tensor, ...],
+    *,
+    temperature: float | None = None,
+    precision: str = "ieee",
+    scales: tuple[Tensor | None, Tensor | None] = (None, None),
+) -> None:
+    """Fill `outputs` by the Triton kernels; with scales, tokens are int8 codes."""
+    from engine.kernels.max_sim import score_sides
+    from engine.kernels.max_sim_plan import Side
+
+    sides = []
+    for side, its_scales in zip((q, d), scales, strict=True):
+        bounds, longest = side.cu_seqlens, 0
+        if bounds is not None:
+            bounds = bounds.to(torch.int64).contiguous()
+            longest = int(bounds.diff().max())
+        its_scales = None if its_scales is None else its_scales.contiguous()
+        sides.append(Side(dense_rows(side.tokens), side.mask, side.weights, bounds, its_scales, longest))
+    # Triton launches on the current device, which need not be the tensors'.
+    with torch.cuda.device(q.tokens.device) if q.tokens.is_cuda else nullcontext():
+        score_sides(sides[0], sides[1], outputs, temperature, False, precision)
 
 
 def fill_tail(per_token: tuple[Tensor, ...], cu_seqlens: Tensor | None) -> None:
