@@ -1,0 +1,70 @@
+"""How heads read frozen features: layers side by side, patches apart from class tokens, and unit vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.features import ImageFeatures, TextFeatures
+from engine.heads.base import EncoderFacts
+
+
+def patch_states(images: ImageFeatures, layers: Sequence[int], patches: int, like: Tensor) -> Tensor:
+    """Hidden states of the patches, the layers side by side: ``(B, P, len(layers) * W)``, as dtype of ``like``.
+
+    Class and register tokens stand before the patches and are left out.
+    """
+    return torch.cat([images.hidden[layer][:, -patches:] for layer in layers], dim=-1).to(like)
+
+
+def token_states(texts: TextFeatures, layers: Sequence[int], like: Tensor) -> Tensor:
+    """Hidden states of all text positions, the layers side by side: ``(B, T, len(layers) * W)``."""
+    return torch.cat([texts.hidden[layer] for layer in layers], dim=-1).to(like)
+
+
+def kept_tokens(texts: TextFeatures) -> tuple[Tensor, Tensor]:
+    """Two bool masks ``(B, T)``: what may be looked at (start, words, end) and the words alone.
+
+    Features without masks are looked at whole.
+    """
+    length = next(iter(texts.hidden.values())).shape[1] if texts.hidden else _token_count(texts)
+    whole = torch.ones(len(texts), length, dtype=torch.bool, device=texts.embedding.device)
+    words = whole if texts.token_mask is None else texts.token_mask
+    return words if texts.attention_mask is None else texts.attention_mask, words
+
+
+def trimmed(texts: TextFeatures) -> int:
+    """Positions up to the last that any of these texts keeps: what lies behind is padding for all of them."""
+    kept, _ = kept_tokens(texts)
+    used = kept.any(dim=0).nonzero()
+    return int(used[-1]) + 1 if len(used) else kept.shape[1]
+
+
+def chosen_layers(who: str, tower: str, layers: Sequence[int], default: Sequence[int], count: int) -> tuple[int, ...]:
+    """The layers asked for, or the default ones. Raises ValueError for a layer the tower does not have."""
+    chosen = tuple(layers) or tuple(default)
+    for layer in chosen:
+        if not 1 <= layer <= count:
+            raise ValueError(f"{who}: {tower} layers must be 1 to {count}, got {layer}")
+    return chosen
+
+
+def grid_of(who: str, encoder: EncoderFacts) -> tuple[int, int]:
+    """The encoder's patch grid. Raises ValueError for one without patches."""
+    if encoder.grid is None:
+        raise ValueError(f"{who}: needs an encoder with a fixed patch grid, got {encoder.name} without one")
+    return encoder.grid
+
+
+def unit(x: Tensor) -> Tensor:
+    """Rows of unit length, float32."""
+    return functional.normalize(x.float(), dim=-1)
+
+
+def _token_count(texts: TextFeatures) -> int:
+    if texts.tokens is None:
+        raise ValueError("heads: the texts hold no token vectors and no hidden states")
+    return texts.tokens.shape[1]
