@@ -17,12 +17,11 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "engine.images",
         "engine.crops",
         "engine.segments",
-        "engine.store",
         "engine.metrics",
         "engine.datasets",
         "engine.scenes",
     ),
-    ("engine.encoders", "engine.heads"),
+    ("engine.encoders", "engine.heads", "engine.store"),
     ("engine.scorers",),
     ("engine.engine",),
     (
