@@ -20,7 +20,7 @@ from torch import Tensor
 
 from engine.crops import CropMode, Fill, crop_grid, crops
 from engine.encoders.windows import pad_windows, window_cells
-from engine.features import ImageFeatures, RegionPlan, TextFeatures
+from engine.features import ImageFeatures, RegionPlan, TextFeatures, TextReadout
 from engine.images import Interpolation, normalise, resize
 
 Progress = Callable[[int, int], None]
@@ -117,9 +117,8 @@ class Encoder(ABC):
     def preprocess_region(self, image: Image.Image) -> Tensor:
         """A region as normalised input, all of it: squashed to the square whatever ``spec.resize`` says.
 
-        Cutting the middle out would lose what lies at the edges of a long window. The whole image as a region
-        is squashed too, so its embedding differs from the global one where ``spec.resize`` is not
-        ``"squash"``. A family whose input is no such square overrides this.
+        Cutting out the middle would lose the edges of a long window. The whole image as a region is squashed too:
+        its embedding is the global one only where ``spec.resize`` is. A family of other inputs overrides this.
         """
         spec = self.spec
         square = resize(image, spec.image_size, "squash", interpolation=cast(Interpolation, spec.interpolation))
@@ -152,6 +151,10 @@ class Encoder(ABC):
     def encode_tokens(self, tokens: Tokens, *, token_vectors: bool = False, layers: Sequence[int] = ()) -> TextFeatures:
         """Features of one batch of captions; ``token_vectors`` adds ``tokens`` in the shared space."""
 
+    def text_readout(self) -> TextReadout:
+        """The frozen end of the text tower, which reads states of all layers. Optional: here it raises ValueError."""
+        raise ValueError(f"{self.spec.name}: this text tower's layers cannot be read in the shared space")
+
     def encode_images(
         self,
         images: Sequence[Image.Image],
@@ -171,8 +174,7 @@ class Encoder(ABC):
         tap: patch tap to read, None for no patches.
         layers: 1-indexed image blocks whose outputs are kept.
         regions: also encode the regions of this plan, each squashed to the input (``preprocess_region``).
-        boxes: for each image its own rectangles ``(R, 4)``, taken in place of the plan's grid; the plan's mode
-            and fill still apply.
+        boxes: for each image its own rectangles ``(R, 4)`` in place of the plan's grid; mode and fill still apply.
         batch_size: images (and crops) in one pass.
         progress: called with (images done, images in all).
 
@@ -229,10 +231,8 @@ class Encoder(ABC):
     def encode_crops(self, pictures: Iterable[Image.Image], *, batch_size: int = 64) -> Tensor:
         """Global embeddings ``(n, D)`` of many regions cut out, ``batch_size`` at a time.
 
-        Each fills the input, see ``preprocess_region``. Equal ones are encoded once. They are
-        common: plain backgrounds, and pictures that differ in one object.
-
-        Raises ValueError for a batch size below 1.
+        Each fills the input, see ``preprocess_region``. Equal ones, which are common (plain backgrounds, pictures that
+        differ in one object), are encoded once. Raises ValueError for a batch size below 1.
         """
         check_batch_size("encode_crops", batch_size)
         place: dict[tuple[tuple[int, int], bytes], int] = {}

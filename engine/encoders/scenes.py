@@ -25,7 +25,7 @@ from engine.crops import CropMode, Fill
 from engine.encoders.base import Encoder, EncoderSpec, Tokens, fingerprint
 from engine.encoders.region_inputs import RegionInputs
 from engine.encoders.scenes_model import ScenesModel, ScenesModelConfig
-from engine.features import ImageFeatures, TextFeatures
+from engine.features import ImageFeatures, TextFeatures, TextReadout
 from engine.images import normalise, resize
 
 MEAN = (0.5, 0.5, 0.5)
@@ -194,6 +194,10 @@ class ScenesEncoder(Encoder):
             texts=tokens.texts,
             fingerprint=self.spec.fingerprint,
         )
+
+    def text_readout(self) -> TextReadout:
+        tower = self._model.text
+        return TextReadout(tower.norm.weight, tower.norm.bias, tower.projection.weight, norm_eps=tower.norm.eps)
 
 
 def pixels_from_uint8(images: Tensor) -> Tensor:
