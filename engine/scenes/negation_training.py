@@ -7,6 +7,7 @@ what training may show.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,8 +29,7 @@ class NegationExample:
     ----------
     caption: true, denies nothing.
     denied: the caption with a true denial.
-    partial: a true caption that leaves one thing out.
-    contradicted: ``partial`` with the denial of that thing, which is false.
+    contradicted: a caption with a false denial, of something it does not mention.
     options: four answers, of which ``options[correct]`` alone is true.
     kind: of the right answer, ``"positive"``, ``"negative"`` or ``"hybrid"``.
     """
@@ -37,7 +37,6 @@ class NegationExample:
     scene: SceneSpec
     caption: str
     denied: str
-    partial: str
     contradicted: str
     options: tuple[str, str, str, str]
     correct: int
@@ -85,10 +84,9 @@ def _example(rng: np.random.Generator, index: int, sets: tuple[str, ...]) -> Neg
     order = rng.permutation(len(groups)).tolist()
     first, left_out = groups[order[0]], groups[order[1]]
     names = _name(first, rng), _name(left_out, rng)
-    caption, partial = (
-        _in_full(told, rng) if rng.random() < 0.5 else caption_for(told, rng, negated_share=0.0)
-        for told in (groups, [group for group in groups if group is not left_out])
-    )
+    partial = _told([group for group in groups if group is not left_out], rng)
+    # Not all true captions name everything: length must not tell true denials from false ones.
+    caption = _told(groups, rng) if rng.random() < 0.6 else partial
     templates = [template for name in sets for template in DENIALS[name]]
     template = templates[pick(rng, len(templates))]
     wordings = wordings_of(sets)
@@ -100,7 +98,6 @@ def _example(rng: np.random.Generator, index: int, sets: tuple[str, ...]) -> Neg
         scene,
         caption,
         with_denial(caption, denied, template),
-        partial,
         with_denial(partial, names[1], template),
         (options[0], options[1], options[2], options[3]),
         correct,
@@ -117,7 +114,9 @@ def _name(group: Group, rng: np.random.Generator) -> str:
     return f"{group.material} {group.shape}" if u < 0.85 else group.shape
 
 
-def _in_full(groups: list[Group] | tuple[Group, ...], rng: np.random.Generator) -> str:
-    """Every attribute of every group, in random order."""
+def _told(groups: Sequence[Group], rng: np.random.Generator) -> str:
+    """A true caption: half of them name every attribute of every group, half are as the encoder saw them."""
+    if rng.random() < 0.5:
+        return caption_for(groups, rng, negated_share=0.0)
     parts = [phrase(groups[g]) for g in rng.permutation(len(groups))]
     return ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1]

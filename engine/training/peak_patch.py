@@ -1,0 +1,135 @@
+"""Training of PeakPatch on stored features: first the embedding correction alone, then all parts together.
+
+Source: Lu, Chen and Chaterji 2026, "PeakPatch". Ours: one learning rate for both parts, and data that tell true denials
+from false ones and ask for right answers of every kind (see ``engine.training.negation_data``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.engine import Engine
+from engine.features import ImageFeatures, TextFeatures
+from engine.heads.base import Head
+from engine.heads.inputs import shortened
+from engine.heads.peak_patch import Captions, PeakPatch
+from engine.store import FeatureStore, Manifest
+from engine.training.head_data import SHARD_ROWS, HeadData, Told
+from engine.training.heads import Evaluate, HeadTrainConfig, Report, train_head
+from engine.training.negation_data import OPTIONS, ROLES, TEXTS, NegationRow
+from engine.training.peak_patch_losses import choice_loss, contrast_loss, regression_loss
+
+
+@dataclass(frozen=True)
+class NegationData(HeadData):
+    """Stored features of N rows: one image and ``TEXTS`` texts each, ``ROLES`` first, then the right answer."""
+
+    texts_per_item: int = TEXTS
+
+    def __post_init__(self) -> None:
+        if len(self.texts) != TEXTS * len(self.images):
+            raise ValueError(
+                f"NegationData: texts must come {TEXTS} an image, got {len(self.texts)} for {len(self.images)}"
+            )
+
+
+def negation_data(
+    engine: Engine, head: PeakPatch, rows: Sequence[NegationRow], folder: Path, *, told: Told | None = None
+) -> NegationData:
+    """Features of the rows by this engine as the head needs them, computed once into a store below ``folder``.
+
+    The store's name follows from encoder, layers and texts, so that seeds and ablations that read the same share it.
+    ``told`` is called with (what is being encoded, rows done, rows in all). Raises what ``FeatureStore`` raises.
+    """
+    needs = head.needs()
+    # Each answer is scored by itself, so their order means nothing: the right one goes first.
+    texts = [text for row in rows for text in (*row.texts[: len(ROLES)], *_right_first(row))]
+    fingerprint = engine.spec.fingerprint
+    source = hashlib.sha256("\n".join([fingerprint, str(needs), *texts]).encode()).hexdigest()[:16]
+
+    def encode_images(start: int, stop: int) -> ImageFeatures:
+        found = engine.encode_images([row.source() for row in rows[start:stop]])
+        # Names and places serve explanations, which training has no use for.
+        return replace(found, ids=None, sizes=None, views=None)
+
+    def encode_texts(start: int, stop: int) -> TextFeatures:
+        found = shortened(engine.encode_texts(texts[start:stop], scorer=needs))
+        return replace(found, token_texts=None, truncated=None, texts=None)
+
+    stores = {}
+    for kind, count, encode in (("images", len(rows), encode_images), ("texts", len(texts), encode_texts)):
+        manifest = Manifest(kind, count, fingerprint, source, shard_rows=SHARD_ROWS)
+        stores[kind] = FeatureStore.create(folder / source / kind, manifest)
+        told_of = None if told is None else (lambda done, total, kind=kind: told(kind, done, total))
+        stores[kind].fill(encode, progress=told_of)
+    return NegationData(stores["images"], stores["texts"])
+
+
+def regression_objective(head: Head, images: ImageFeatures, texts: TextFeatures) -> Tensor:
+    """``regression_loss`` of a batch: captions with a true denial should move to where they were without it."""
+    assert isinstance(head, PeakPatch) and head.ecn is not None
+    size = len(images)
+    plain, denied = texts[slice(0, size)], texts[slice(size, 2 * size)]
+    return regression_loss(head.deltas(denied), plain.embedding.float() - denied.embedding.float())
+
+
+def joint_objective(head: Head, images: ImageFeatures, texts: TextFeatures) -> Tensor:
+    """``contrast_loss`` of corrected captions and ``choice_loss`` of the answers; the latter alone without an ECN.
+
+    The true caption of each image is, at random, the plain one or the one with a true denial; the false one denies
+    what is there.
+    """
+    assert isinstance(head, PeakPatch)
+    size, v = len(images), images.embedding.float()
+    answers = torch.arange(size) + size * torch.arange(len(ROLES), TEXTS)[:, None]  # (OPTIONS, size)
+    chosen = [answers.T.flatten()]
+    if head.ecn is not None:
+        true = torch.where(torch.rand(size) < 0.5, torch.arange(size), torch.arange(size) + size)
+        chosen = [true, torch.arange(size) + 2 * size, *chosen]
+    text, low = head.captions(texts[torch.cat(chosen)])
+    start = len(text) - OPTIONS * size
+    text_of, low_of = (None if x is None else x[start:].unflatten(0, (size, OPTIONS)) for x in (text, low))
+    assert text_of is not None
+    loss = choice_loss(head.step(v, Captions(text_of, low_of)), torch.zeros(size, dtype=torch.int64, device=v.device))
+    if head.ecn is not None:
+        loss = loss + contrast_loss(v, text[:size], text[size : 2 * size], scale=head.scale())
+    return loss
+
+
+def train_peak_patch(
+    head: PeakPatch,
+    data: NegationData,
+    config: HeadTrainConfig,
+    *,
+    pretraining: HeadTrainConfig | None = None,
+    evaluate: Evaluate | None = None,
+    report: Report | None = None,
+) -> Path:
+    """Train a new head, or go on with one; the file of the trained head, as ``train_head`` writes it.
+
+    Arguments
+    ---------
+    head: as ``PeakPatch.build`` made it and with its readout.
+    data: of the encoder the head was built for.
+    config: of the joint training; its loss is not used.
+    pretraining: of the embedding correction alone, before it; None leaves that out. Its folder must be another one.
+    evaluate, report: as for ``train_head``.
+
+    Raises ValueError for two trainings in one folder, and what ``train_head`` raises.
+    """
+    if pretraining is not None and head.ecn is not None:
+        if pretraining.output == config.output:
+            raise ValueError(f"train peakpatch: pretraining needs a folder of its own, got {config.output} for both")
+        train_head(head, data, pretraining, objective=regression_objective, report=report)
+    return train_head(head, data, config, objective=joint_objective, evaluate=evaluate, report=report)
+
+
+def _right_first(row: NegationRow) -> tuple[str, ...]:
+    options = list(row.texts[len(ROLES) :])
+    return options.pop(row.correct), *options
