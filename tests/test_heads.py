@@ -13,7 +13,8 @@ from engine.heads.base import Head, HeadConfig, read_head, shipped_head
 from engine.heads.registry import HEADS, load_head
 from tests.head_cases import FACTS, make_images, make_texts
 
-KINDS = sorted(HEADS)
+# PeakPatch, which also needs its encoder's readout, has tests of its own.
+KINDS = sorted(set(HEADS) - {"peakpatch"})
 
 
 def built(name: str, seed: int = 0) -> Head:

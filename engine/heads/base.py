@@ -102,6 +102,10 @@ class Head(nn.Module, ABC):
     def pairs(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
         """Scores ``(n,)`` of image i with text i, float32; differentiable with respect to the head."""
 
+    def chosen(self, images: ImageFeatures, texts: TextFeatures, image_rows: Tensor, text_rows: Tensor) -> Tensor:
+        """Scores ``(n,)`` of image ``image_rows[k]`` with text ``text_rows[k]``; rows may come more than once."""
+        return self.pairs(images[image_rows], texts[text_rows])
+
     def scale(self) -> Tensor | float:
         """What scores are multiplied by to be the logits of a contrastive loss."""
         return 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -36,11 +37,25 @@ def kept_tokens(texts: TextFeatures) -> tuple[Tensor, Tensor]:
     return words if texts.attention_mask is None else texts.attention_mask, words
 
 
-def trimmed(texts: TextFeatures) -> int:
-    """Positions up to the last that any of these texts keeps: what lies behind is padding for all of them."""
+def shortened(texts: TextFeatures) -> TextFeatures:
+    """The same texts up to the last position that any of them keeps: what lies behind is padding for all of them."""
     kept, _ = kept_tokens(texts)
     used = kept.any(dim=0).nonzero()
-    return int(used[-1]) + 1 if len(used) else kept.shape[1]
+    length = int(used[-1]) + 1 if len(used) else kept.shape[1]
+    if length == kept.shape[1]:
+        return texts
+    parts = {
+        name: None if value is None else value[:, :length]
+        for name in ("tokens", "token_mask", "attention_mask")
+        for value in (getattr(texts, name),)
+    }
+    words = texts.token_texts
+    return replace(
+        texts,
+        hidden={layer: state[:, :length] for layer, state in texts.hidden.items()},
+        token_texts=None if words is None else tuple(row[:length] for row in words),
+        **parts,
+    )
 
 
 def chosen_layers(who: str, tower: str, layers: Sequence[int], default: Sequence[int], count: int) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from engine.features import ImageFeatures, Needs, TextFeatures
 from engine.heads.base import EncoderFacts, Head, HeadConfig
-from engine.heads.inputs import chosen_layers, grid_of, kept_tokens, patch_states, token_states, trimmed, unit
+from engine.heads.inputs import chosen_layers, grid_of, kept_tokens, patch_states, shortened, token_states, unit
 from engine.ops.max_sim import max_sim, max_sim_pairs
 
 
@@ -147,9 +147,9 @@ class MaxSimHead(Head):
 
         T reaches to the last position that any of the texts uses.
         """
-        length = trimmed(texts)
-        seen, words = (mask[:, :length] for mask in kept_tokens(texts))
-        x = self.text_in(token_states(texts, self.config.text_layers, self.gate.weight)[:, :length])
+        texts = shortened(texts)
+        seen, words = kept_tokens(texts)
+        x = self.text_in(token_states(texts, self.config.text_layers, self.gate.weight))
         x = self.text_norm(self.text_layer(x, seen))
         # A caption without a word is asked by its start and end: a softmax over nothing would be NaN.
         words = torch.where(words.any(dim=1, keepdim=True), words, seen)
@@ -165,6 +165,13 @@ class MaxSimHead(Head):
         """Scores ``(n,)`` of image i with text i, as ``matrix`` has them."""
         self.check_pairs(images, texts)
         return self.compare(self.encode_images(images), self.encode_texts(texts), self.temperature, pairs=True)
+
+    def chosen(self, images: ImageFeatures, texts: TextFeatures, image_rows: Tensor, text_rows: Tensor) -> Tensor:
+        """Scores ``(n,)`` of image ``image_rows[k]`` with text ``text_rows[k]``; every row is projected once."""
+        self.check(images, texts)
+        d, (q, gates, words) = self.encode_images(images), self.encode_texts(texts)
+        asking = q[text_rows], gates[text_rows], words[text_rows]
+        return self.compare(d[image_rows], asking, self.temperature, pairs=True)
 
     def compare(
         self,

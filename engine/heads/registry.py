@@ -6,8 +6,9 @@ from os import PathLike
 
 from engine.heads.base import Head, check_belongs, read_head
 from engine.heads.max_sim_head import MaxSimHead
+from engine.heads.peak_patch import PeakPatch
 
-HEADS: dict[str, type[Head]] = {kind.name: kind for kind in (MaxSimHead,)}
+HEADS: dict[str, type[Head]] = {kind.name: kind for kind in (MaxSimHead, PeakPatch)}
 
 
 def load_head(path: str | PathLike[str], *, fingerprint: str = "") -> Head:

@@ -25,6 +25,7 @@ from engine.encoders.scenes import WordTokenizer, pixels_from_uint8, save_scenes
 from engine.encoders.scenes_model import ScenesModel, ScenesModelConfig
 from engine.scenes.captions import WORDS
 from engine.scenes.render import training_batch
+from engine.training.logs import cut_log
 
 Evaluate = Callable[[ScenesModel, WordTokenizer], dict[str, float]]
 Report = Callable[[str], None]
@@ -268,7 +269,7 @@ def _train(config: ScenesTrainConfig, evaluate: Evaluate | None, report: Report 
     if checkpoint.exists():
         run.resume(checkpoint)
     log_path = config.output / "log.jsonl"
-    _cut_log(log_path, run.step)
+    cut_log(log_path, run.step)
     started = time.monotonic() - run.seconds
     with log_path.open("a") as log:
         while run.step < config.steps:
@@ -324,16 +325,6 @@ def _settings(config: ScenesTrainConfig) -> dict[str, object]:
     for free in ("output", "threads", "checkpoint_every", "evaluate_every"):
         settings.pop(free)
     return settings
-
-
-def _cut_log(path: Path, step: int) -> None:
-    """Drop what was logged after the checkpoint, and a line torn by a crash: those steps will be run again."""
-    if not path.exists():
-        return
-    whole = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    unfinished = path.with_suffix(".part")
-    unfinished.write_text("".join(line for line in whole if json.loads(line)["step"] <= step))
-    unfinished.replace(path)
 
 
 def _line(config: ScenesTrainConfig, run: Run, entry: dict[str, float]) -> str:
