@@ -153,22 +153,29 @@ class PeakPatch(Head):
             if value is None:
                 raise ValueError(f"peakpatch: texts must hold {name}, got None; encode them with encode_texts")
 
-    def captions(self, texts: TextFeatures, *, correct: bool = True, backend: str | None = None) -> Captions:
-        """What the scores are made of; ``correct=False`` leaves the encoder's embeddings as they are."""
+    def captions(self, texts: TextFeatures, *, backend: str | None = None) -> Captions:
+        """What the scores are made of."""
         self.check_texts(texts)
-        assert texts.attention_mask is not None and texts.end is not None  # `check_texts` has seen to it
-        config, f = self.config, texts.embedding.float()
-        if self.ecn is not None and correct:
-            norm = TokenNorm(self.norm_weight, self.norm_bias, config.norm_eps)
-            peak = texts.hidden[config.peak]
-            anchor = texts.hidden[config.anchor] if config.use_anchor else peak
-            delta = self.ecn.delta(
-                peak, anchor, norm, mask=texts.attention_mask, end=texts.end, backend=backend
-            )
-            f = self.ecn.correct(f, delta, backend=backend)
+        f = texts.embedding.float()
+        if self.ecn is not None:
+            f = self.ecn.correct(f, self.deltas(texts, backend=backend), backend=backend)
         if self.scn is None:
             return Captions(f, None)
-        return Captions(f, self.readout.embed(at_end(texts.hidden[config.low], texts.end)))
+        assert texts.end is not None  # `check_texts` has seen to it
+        return Captions(f, self.readout.embed(at_end(texts.hidden[self.config.low], texts.end)))
+
+    def deltas(self, texts: TextFeatures, *, backend: str | None = None) -> Tensor:
+        """Corrections ``(B, D)`` of the embeddings, before α; zero without an embedding correction."""
+        self.check_texts(texts)
+        if self.ecn is None:
+            return torch.zeros_like(texts.embedding, dtype=torch.float32)
+        assert texts.attention_mask is not None and texts.end is not None  # `check_texts` has seen to it
+        config = self.config
+        norm = TokenNorm(self.norm_weight, self.norm_bias, config.norm_eps)
+        peak = texts.hidden[config.peak]
+        # Of the anchor the end tokens alone are read.
+        anchor = at_end(texts.hidden[config.anchor], texts.end) if config.use_anchor else peak
+        return self.ecn.delta(peak, anchor, norm, mask=texts.attention_mask, end=texts.end, backend=backend)
 
     def corrected(self, texts: TextFeatures, *, backend: str | None = None) -> TextFeatures:
         """The same captions with corrected embeddings, for an index or whatever else reads embeddings."""
