@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.nn import functional
 
 from engine.encoders.scenes import ScenesEncoder
 from engine.encoders.scenes_model import ScenesModel, ScenesModelConfig
@@ -28,8 +27,8 @@ from engine.training.negation_data import (
     read_coco,
     scene_rows,
 )
-from engine.training.peak_patch import NegationData, joint_objective, negation_data, train_peak_patch
-from engine.training.peak_patch_losses import choice_loss, contrast_loss, regression_loss
+from engine.training.peak_patch import SCENES, JointObjective, NegationData, negation_data, train_peak_patch
+from engine.training.peak_patch_losses import choice_loss, keep_loss, regression_loss
 from engine.training.scenes import VOCABULARY
 
 
@@ -60,7 +59,7 @@ def loss_of(head: PeakPatch, data: NegationData) -> float:
     """The loss of all rows at once, without dropout."""
     torch.manual_seed(0)
     with torch.no_grad():
-        return float(joint_objective(head.eval(), *data.batch(torch.arange(len(data)))))
+        return float(SCENES(head.eval(), *data.batch(torch.arange(len(data)))))
 
 
 def test_regression_loss_by_hand():
@@ -68,15 +67,39 @@ def test_regression_loss_by_hand():
     assert float(found) == pytest.approx((1 + 4) / 2 + 1)
 
 
-def test_contrast_loss_by_hand():
-    images, true, false = (functional.normalize(torch.randn(3, 4), dim=1) for _ in range(3))
-    total = 0.0
+def test_keep_loss_by_hand():
+    found = keep_loss(torch.tensor([[1.0, 0.0], [0.0, 3.0]]), torch.tensor([[1.0, 1.0], [0.0, 1.0]]))
+    assert float(found) == pytest.approx((1 - math.sqrt(0.5)) / 2)
+
+
+@torch.no_grad()
+def test_joint_objective_by_hand(engine, rows, tmp_path):
+    head = new_head(engine).eval()
+    data = negation_data(engine, head, rows[:3], tmp_path)
+    images, texts = data.batch(torch.arange(3))
+    objective = JointObjective(scale=7, temperature=0.5, penalty=0.3, keep=2, whole_score=True)
+    torch.manual_seed(8)
+    found = float(objective(head, images, texts))
+    torch.manual_seed(8)
+    denied = (torch.rand(3) < 0.5).tolist()
+    scores = head.matrix(images, texts)
+    true = [i + 3 * denied[i] for i in range(3)]
+    wanted = 0.0
     for i in range(3):
-        logits = [7 * float(images[i] @ text) for text in (*true, *false)]
-        total -= logits[i] - math.log(sum(math.exp(x) for x in logits))
-        logits = [7 * float(true[i] @ image) for image in images]
-        total -= logits[i] - math.log(sum(math.exp(x) for x in logits))
-    assert float(contrast_loss(images, true, false, scale=7)) == pytest.approx(total / 6, rel=1e-5)
+        logits = [7 * float(scores[i, j]) for j in (*true, 6, 7, 8)]
+        wanted += (math.log(sum(map(math.exp, logits))) - logits[i]) / 6
+        logits = [7 * float(scores[j, true[i]]) for j in range(3)]
+        wanted += (math.log(sum(map(math.exp, logits))) - logits[i]) / 6
+        places = [9 + i, 12 + i, 15 + i, 18 + i]
+        answers = [float(scores[i, j]) / 0.5 for j in places]
+        wanted += (math.log(sum(map(math.exp, answers))) - answers[0]) / 3
+        steps = [float(head.correct_pairs(images[i], texts[j]).correction) for j in places]
+        wanted += 0.3 * sum(step**2 for step in steps) / 12
+        wanted += 2 * (1 - float(head.corrected(texts[true[i]]).embedding[0] @ texts.embedding[i])) / 3
+    assert found == pytest.approx(wanted, rel=1e-4)
+    torch.manual_seed(8)
+    plain = float(replace(objective, whole_score=False)(head, images, texts))
+    assert plain != pytest.approx(found, rel=1e-6)
 
 
 def test_choice_loss_by_hand():
@@ -117,6 +140,7 @@ def test_training_lowers_the_loss_and_leaves_the_encoder_alone(parts, engine, ro
         data,
         settings(tmp_path / "run", 30, learning_rate=1e-2),
         pretraining=settings(tmp_path / "first", 20),
+        objective=SCENES,
     )
     assert loss_of(head, data) < first - 0.1
     assert (tmp_path / "first").exists() == (parts != "scn")

@@ -22,8 +22,9 @@ from engine.heads.peak_patch import Captions, PeakPatch
 from engine.store import FeatureStore, Manifest
 from engine.training.head_data import SHARD_ROWS, HeadData, Told
 from engine.training.heads import Evaluate, HeadTrainConfig, Report, train_head
+from engine.training.losses import contrastive_loss
 from engine.training.negation_data import OPTIONS, ROLES, TEXTS, NegationRow
-from engine.training.peak_patch_losses import choice_loss, contrast_loss, regression_loss
+from engine.training.peak_patch_losses import choice_loss, keep_loss, regression_loss
 
 
 @dataclass(frozen=True)
@@ -79,27 +80,56 @@ def regression_objective(head: Head, images: ImageFeatures, texts: TextFeatures)
     return regression_loss(head.deltas(denied), plain.embedding.float() - denied.embedding.float())
 
 
-def joint_objective(head: Head, images: ImageFeatures, texts: TextFeatures) -> Tensor:
-    """``contrast_loss`` of corrected captions and ``choice_loss`` of the answers; the latter alone without an ECN.
+@dataclass(frozen=True)
+class JointObjective:
+    """The loss of a batch once the embedding correction has its start.
 
-    The true caption of each image is, at random, the plain one or the one with a true denial; the false one denies
-    what is there.
+        contrastive loss (B × 2B) of true captions with false ones as hard negatives
+        + cross-entropy of the right answer + penalty · mean(correction²) + keep · (1 − cosine)
+
+    The true caption of each image is, at random, the plain one or the one with a true denial; the false one denies what
+    is there. Without an embedding correction the choice alone is learned.
+
+    Attributes
+    ----------
+    scale: what scores are multiplied by in the contrastive loss.
+    temperature: what scores are divided by in the choice.
+    penalty: weight of the squared corrections of scores.
+    keep: weight of ``keep_loss``; 0 in the paper, which instead moves the embedding correction very little here.
+    whole_score: whether the score correction takes part in the contrastive loss. The paper leaves it out; then it is
+        trained on questions alone, and spoils retrieval.
     """
-    assert isinstance(head, PeakPatch)
-    size, v = len(images), images.embedding.float()
-    answers = torch.arange(size) + size * torch.arange(len(ROLES), TEXTS)[:, None]  # (OPTIONS, size)
-    chosen = [answers.T.flatten()]
-    if head.ecn is not None:
-        true = torch.where(torch.rand(size) < 0.5, torch.arange(size), torch.arange(size) + size)
-        chosen = [true, torch.arange(size) + 2 * size, *chosen]
-    text, low = head.captions(texts[torch.cat(chosen)])
-    start = len(text) - OPTIONS * size
-    text_of, low_of = (None if x is None else x[start:].unflatten(0, (size, OPTIONS)) for x in (text, low))
-    assert text_of is not None
-    loss = choice_loss(head.step(v, Captions(text_of, low_of)), torch.zeros(size, dtype=torch.int64, device=v.device))
-    if head.ecn is not None:
-        loss = loss + contrast_loss(v, text[:size], text[size : 2 * size], scale=head.scale())
-    return loss
+
+    scale: float = 100.0
+    temperature: float = 0.07
+    penalty: float = 0.1
+    keep: float = 0.0
+    whole_score: bool = False
+
+    def __call__(self, head: Head, images: ImageFeatures, texts: TextFeatures) -> Tensor:
+        """The loss of a batch in the order of ``NegationData``."""
+        assert isinstance(head, PeakPatch)
+        size, v = len(images), images.embedding.float()
+        answers = torch.arange(size) + size * torch.arange(len(ROLES), TEXTS)[:, None]  # (OPTIONS, size)
+        chosen = [answers.T.flatten()]
+        if head.ecn is not None:
+            true = torch.arange(size) + size * (torch.rand(size) < 0.5)
+            chosen = [true, torch.arange(size) + 2 * size, *chosen]
+        text, low = head.captions(texts[torch.cat(chosen)])
+        start = len(text) - OPTIONS * size
+        own = Captions(*(None if x is None else x[start:].unflatten(0, (size, OPTIONS)) for x in (text, low)))
+        right = torch.zeros(size, dtype=torch.int64, device=v.device)
+        loss = choice_loss(head.step(v, own), right, temperature=self.temperature, penalty=self.penalty)
+        if head.ecn is None:
+            return loss
+        others = Captions(text[:start], low[:start] if low is not None and self.whole_score else None)
+        scores = v @ others.text.T if others.low is None else head.step(v, others).scores
+        loss = loss + contrastive_loss(self.scale * scores)
+        return loss + self.keep * keep_loss(text[:size], texts.embedding[:size].float()) if self.keep else loss
+
+
+PAPER = JointObjective()
+SCENES = JointObjective(scale=30.0, keep=10.0, whole_score=True)
 
 
 def train_peak_patch(
@@ -108,6 +138,7 @@ def train_peak_patch(
     config: HeadTrainConfig,
     *,
     pretraining: HeadTrainConfig | None = None,
+    objective: JointObjective = PAPER,
     evaluate: Evaluate | None = None,
     report: Report | None = None,
 ) -> Path:
@@ -119,6 +150,7 @@ def train_peak_patch(
     data: of the encoder the head was built for.
     config: of the joint training; its loss is not used.
     pretraining: of the embedding correction alone, before it; None leaves that out. Its folder must be another one.
+    objective: of the joint training.
     evaluate, report: as for ``train_head``.
 
     Raises ValueError for two trainings in one folder, and what ``train_head`` raises.
@@ -127,7 +159,7 @@ def train_peak_patch(
         if pretraining.output == config.output:
             raise ValueError(f"train peakpatch: pretraining needs a folder of its own, got {config.output} for both")
         train_head(head, data, pretraining, objective=regression_objective, report=report)
-    return train_head(head, data, config, objective=joint_objective, evaluate=evaluate, report=report)
+    return train_head(head, data, config, objective=objective, evaluate=evaluate, report=report)
 
 
 def _right_first(row: NegationRow) -> tuple[str, ...]:

@@ -1,17 +1,15 @@
-"""What PeakPatch is trained on: a regression that gives the embedding correction a start, a contrast, a choice.
+"""What PeakPatch is trained on beside a contrastive loss: a regression to start with, a choice, and what to keep.
 
-Source: Lu, Chen and Chaterji 2026, "PeakPatch"; temperatures and weights are those of the authors' code.
+Source: Lu, Chen and Chaterji 2026, "PeakPatch"; temperature and penalty are those of the authors' code.
 """
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
 from engine.heads.scn import CorrectedScores
 
-SCALE = 100.0
 TEMPERATURE = 0.07
 PENALTY = 0.1
 
@@ -26,20 +24,12 @@ def regression_loss(delta: Tensor, target: Tensor) -> Tensor:
     return functional.mse_loss(delta, target) + (1 - cosine).mean()
 
 
-def contrast_loss(images: Tensor, true: Tensor, false: Tensor, *, scale: float = SCALE) -> Tensor:
-    """Symmetric contrastive loss with a false caption for each image among the captions.
+def keep_loss(corrected: Tensor, plain: Tensor) -> Tensor:
+    """One minus the cosine of corrected captions ``(B, D)`` and the encoder's embeddings of them without a denial.
 
-        (CE over [images · trueᵀ | images · falseᵀ], each image to its own true caption
-         + CE over true · imagesᵀ, each true caption to its image) / 2
-
-    Arguments: unit-norm embeddings ``(B, D)`` of images, and of one true and one false caption of each; ``scale``
-    multiplies cosines.
+    Ours: what denies nothing should stay where it is, and what denies something absent should come back to it.
     """
-    own = torch.arange(len(images), device=images.device)
-    right = scale * images @ true.T
-    wrong = scale * images @ false.T
-    to_text = functional.cross_entropy(torch.cat([right, wrong], dim=1), own)
-    return (to_text + functional.cross_entropy(right.T, own)) / 2
+    return (1 - functional.cosine_similarity(corrected, plain, dim=-1)).mean()
 
 
 def choice_loss(
