@@ -9,7 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.features import TextFeatures
 from engine.heads.base import Head, HeadConfig, read_head, shipped_head
+from engine.heads.inputs import kept_tokens, shortened
 from engine.heads.registry import HEADS, load_head
 from tests.head_cases import FACTS, make_images, make_texts
 
@@ -181,3 +183,16 @@ def test_configurations_are_plain_values():
     assert Empty().fitted(FACTS) == Empty()
     with pytest.raises(TypeError, match="abstract"):
         HeadConfig()
+
+
+def test_texts_are_shortened_to_what_any_of_them_keeps():
+    texts = make_texts(3)
+    short = shortened(texts)
+    assert short.hidden[1].shape == (3, 5, 16) and short.tokens.shape[1] == 5 and len(short.token_texts[0]) == 5
+    assert torch.equal(short.hidden[2], texts.hidden[2][:, :5]) and shortened(short) is short
+    bare = TextFeatures(texts.embedding)
+    assert shortened(bare) is bare and kept_tokens(bare)[0].shape == (3, 0)
+    plain = replace(texts, token_mask=None)
+    assert all(torch.equal(mask, texts.attention_mask) for mask in kept_tokens(plain))
+    whole = replace(plain, attention_mask=None)
+    assert all(mask.all() and mask.shape == (3, 7) for mask in kept_tokens(whole))

@@ -83,7 +83,7 @@ def test_padding_changes_nothing(head):
 def test_words_look_at_each_other(head):
     texts = make_texts(1, seed=5)
     other = {k: v.clone() for k, v in texts.hidden.items()}
-    other[2][0, 0] += 3
+    other[2][0, 0, :3] += 3
     changed = head.encode_texts(replace(texts, hidden=other))[0]
     assert not torch.allclose(changed[0, 1], head.encode_texts(texts)[0][0, 1])
 
@@ -135,8 +135,8 @@ def test_the_registry_has_it():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"heads": 5}, "width must be a multiple of heads, got 192 and 5"),
-        ({"final_temperature": 0.5}, "temperatures must be above 0 and fall, got 0.1 to 0.5"),
+        ({"heads": 5}, "width must be a multiple of heads, got 128 and 5"),
+        ({"final_temperature": 0.5}, "temperatures must be above 0 and fall, got 0.05 to 0.5"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(change, message):

@@ -29,12 +29,16 @@ def token_states(texts: TextFeatures, layers: Sequence[int], like: Tensor) -> Te
 def kept_tokens(texts: TextFeatures) -> tuple[Tensor, Tensor]:
     """Two bool masks ``(B, T)``: what may be looked at (start, words, end) and the words alone.
 
-    Features without masks are looked at whole.
+    Features without masks are looked at whole. T is 0 for features without positions.
     """
-    length = next(iter(texts.hidden.values())).shape[1] if texts.hidden else _token_count(texts)
-    whole = torch.ones(len(texts), length, dtype=torch.bool, device=texts.embedding.device)
-    words = whole if texts.token_mask is None else texts.token_mask
-    return words if texts.attention_mask is None else texts.attention_mask, words
+    words, seen = texts.token_mask, texts.attention_mask
+    if words is None:
+        words = seen
+    if words is None:
+        held = next(iter(texts.hidden.values()), texts.tokens)
+        length = 0 if held is None else held.shape[1]
+        words = torch.ones(len(texts), length, dtype=torch.bool, device=texts.embedding.device)
+    return words if seen is None else seen, words
 
 
 def shortened(texts: TextFeatures) -> TextFeatures:
@@ -77,9 +81,3 @@ def grid_of(who: str, encoder: EncoderFacts) -> tuple[int, int]:
 def unit(x: Tensor) -> Tensor:
     """Rows of unit length, float32."""
     return functional.normalize(x.float(), dim=-1)
-
-
-def _token_count(texts: TextFeatures) -> int:
-    if texts.tokens is None:
-        raise ValueError("heads: the texts hold no token vectors and no hidden states")
-    return texts.tokens.shape[1]

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from engine.features import ImageFeatures, Needs, TextFeatures
 from engine.heads.base import EncoderFacts, Head, HeadConfig
@@ -30,20 +31,24 @@ class MaxSimHeadConfig(HeadConfig):
     width: of the layers inside.
     dim: D of the vectors that are compared, and that an index would hold.
     heads: attention heads of the text layer.
+    reach: how many patches beyond itself, on every side, the vector of a patch is made of. 1 sees the 3 × 3 patches
+        around: an object rarely lies within one. 0 is an MLP for each patch alone.
     temperature: τ of the soft maximum, ``τ·logsumexp(s/τ)``, at the start of training.
     final_temperature: τ at its end, reached geometrically; served soft, this is the τ.
     initial_scale: of the contrastive logits; learned.
-    image_layers: 1-indexed image blocks whose patches are read; () takes the middle one and the last.
+    image_layers: 1-indexed image blocks whose patches are read; () takes those at a sixth, a third and half of the
+        depth. Later ones know of the whole picture, which is a shortcut around who has what.
     text_layers: text blocks whose tokens are read; () takes the last.
     image_width, text_width, grid: of the encoder; 0 and () take its own.
     """
 
-    width: int = 192
+    width: int = 128
     dim: int = 64
     heads: int = 4
-    temperature: float = 0.1
+    reach: int = 1
+    temperature: float = 0.05
     final_temperature: float = 0.02
-    initial_scale: float = 50.0
+    initial_scale: float = 20.0
     image_layers: tuple[int, ...] = ()
     text_layers: tuple[int, ...] = ()
     image_width: int = 0
@@ -56,13 +61,14 @@ class MaxSimHeadConfig(HeadConfig):
                 "MaxSimHeadConfig: temperatures must be above 0 and fall, got "
                 f"{self.temperature} to {self.final_temperature}"
             )
+        if self.reach < 0:
+            raise ValueError(f"MaxSimHeadConfig: reach must be at least 0, got {self.reach}")
         if self.heads < 1 or self.width % self.heads:
             raise ValueError(f"MaxSimHeadConfig: width must be a multiple of heads, got {self.width} and {self.heads}")
 
     def fitted(self, encoder: EncoderFacts) -> MaxSimHeadConfig:
         who = MaxSimHead.name
-        middle = max(1, encoder.image_layers // 2)
-        default = tuple(dict.fromkeys((middle, encoder.image_layers)))
+        default = tuple(dict.fromkeys(max(1, round(encoder.image_layers * share / 6)) for share in (1, 2, 3)))
         return replace(
             self,
             image_layers=chosen_layers(who, "image", self.image_layers, default, encoder.image_layers),
@@ -71,6 +77,22 @@ class MaxSimHeadConfig(HeadConfig):
             text_width=self.text_width or encoder.text_width,
             grid=self.grid or grid_of(who, encoder),
         )
+
+
+class ImageSide(nn.Module):
+    """Frozen patch states to patch vectors, each made of its neighbourhood: ``(B, P, states)`` to ``(B, P, dim)``."""
+
+    def __init__(self, states: int, config: MaxSimHeadConfig) -> None:
+        super().__init__()
+        self.grid = config.grid
+        self.inward = nn.Sequential(nn.LayerNorm(states), nn.Linear(states, config.width), nn.GELU())
+        self.around = nn.Conv2d(config.width, config.width, 2 * config.reach + 1, padding=config.reach)
+        self.outward = nn.Linear(config.width, config.dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inward(x)
+        x = self.around(x.transpose(1, 2).unflatten(2, self.grid)).flatten(2).transpose(1, 2)
+        return self.outward(functional.gelu(x))
 
 
 class TextLayer(nn.Module):
@@ -113,12 +135,7 @@ class MaxSimHead(Head):
         super().__init__(config, encoder=encoder, fingerprint=fingerprint)
         patch_width = len(config.image_layers) * config.image_width
         token_width = len(config.text_layers) * config.text_width
-        self.image_side = nn.Sequential(
-            nn.LayerNorm(patch_width),
-            nn.Linear(patch_width, 2 * config.width),
-            nn.GELU(),
-            nn.Linear(2 * config.width, config.dim),
-        )
+        self.image_side = ImageSide(patch_width, config)
         self.text_in = nn.Sequential(nn.LayerNorm(token_width), nn.Linear(token_width, config.width))
         self.text_layer = TextLayer(config.width, config.heads)
         self.text_norm = nn.LayerNorm(config.width)

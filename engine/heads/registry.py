@@ -5,10 +5,13 @@ from __future__ import annotations
 from os import PathLike
 
 from engine.heads.base import Head, check_belongs, read_head
+from engine.heads.linear import LinearAlignment
 from engine.heads.max_sim_head import MaxSimHead
 from engine.heads.peak_patch import PeakPatch
+from engine.heads.tfglobal import TFGlobal
+from engine.heads.tflocal import TFLocal
 
-HEADS: dict[str, type[Head]] = {kind.name: kind for kind in (MaxSimHead, PeakPatch)}
+HEADS: dict[str, type[Head]] = {kind.name: kind for kind in (MaxSimHead, TFLocal, TFGlobal, LinearAlignment, PeakPatch)}
 
 
 def load_head(path: str | PathLike[str], *, fingerprint: str = "") -> Head:

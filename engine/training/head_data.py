@@ -78,7 +78,7 @@ class ScenesQuads:
     seed: of the items. The benchmark's are drawn with others.
     """
 
-    items: int = 6000
+    items: int = 2000
     categories: tuple[str, ...] = CATEGORIES
     seed: int = 101
 
