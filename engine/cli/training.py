@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 from tyro.conf import subcommand
 
 from engine.cli.options import Shared
+from engine.cli.peak_patch_training import TrainPeakPatch
 from engine.cli.tables import report, show_json, show_line
 from engine.heads.base import Head, HeadConfig
 from engine.heads.linear import LinearAlignmentConfig
@@ -150,4 +151,5 @@ Train = (
     | Annotated[TrainTFLocal, subcommand("tflocal", description="A transformer over patches and words of a pair.")]
     | Annotated[TrainTFGlobal, subcommand("tfglobal", description="The same over the two global embeddings.")]
     | Annotated[TrainLinear, subcommand("linear", description="One matrix between the global embeddings.")]
+    | Annotated[TrainPeakPatch, subcommand("peakpatch", description="Corrections of captions and of scores.")]
 )

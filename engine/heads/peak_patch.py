@@ -75,8 +75,9 @@ class PeakPatchConfig(ECNConfig, SCNConfig, HeadConfig):
 
 
 def _heads(width: int) -> int:
-    """Heads of 64 numbers each, as in CLIP; fewer numbers where the width has no such heads."""
-    return width // 64 if width % 64 == 0 else 1
+    """Heads of 64 numbers each, as in CLIP, four at least; one where the width cannot be shared out so."""
+    heads = max(4, width // 64)
+    return 1 if width % heads else heads
 
 
 class Captions(NamedTuple):

@@ -18,7 +18,7 @@ from engine.engine import Engine
 from engine.features import ImageFeatures, TextFeatures
 from engine.heads.base import Head
 from engine.heads.inputs import shortened
-from engine.heads.peak_patch import Captions, PeakPatch
+from engine.heads.peak_patch import Captions, PeakPatch, PeakPatchConfig
 from engine.store import FeatureStore, Manifest
 from engine.training.head_data import SHARD_ROWS, HeadData, Told
 from engine.training.heads import Evaluate, HeadTrainConfig, Report, train_head
@@ -129,7 +129,21 @@ class JointObjective:
 
 
 PAPER = JointObjective()
+# For the embedded model, whose logit scale and whose numbers of rows and of steps are smaller.
 SCENES = JointObjective(scale=30.0, keep=10.0, whole_score=True)
+# The contrast of an added denial is largest in the first layers (`peaksim diagnose layers`), where tokens still stand for
+# their own words.
+SCENES_HEAD = PeakPatchConfig(peak=2, anchor=5, low=4, dropout=0.2)
+SCENES_TRAINING = HeadTrainConfig(
+    output=Path("runs/peakpatch"),
+    steps=900,
+    batch_size=64,
+    learning_rate=2e-3,
+    weight_decay=0.1,
+    warmup_steps=20,
+    evaluate_every=300,
+)
+PRETRAINING_STEPS = 150
 
 
 def train_peak_patch(
