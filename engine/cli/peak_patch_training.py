@@ -18,6 +18,7 @@ from engine.training.peak_patch import (
     SCENES_HEAD,
     SCENES_TRAINING,
     JointObjective,
+    head_for,
     negation_data,
     train_peak_patch,
 )
@@ -51,7 +52,7 @@ class TrainPeakPatch(Shared):
     """Do not evaluate on held-out negation items along the way."""
     figure_items: int = 150
     """Held-out items that are evaluated."""
-    head: PeakPatchConfig = SCENES_HEAD
+    head: PeakPatchConfig = PeakPatchConfig(dropout=SCENES_HEAD.dropout)  # noqa: RUF009 (frozen)
     objective: JointObjective = SCENES
     training: HeadTrainConfig = SCENES_TRAINING
 
@@ -62,7 +63,8 @@ class TrainPeakPatch(Shared):
 
         rows = self.read_rows()
         peaksim = load(self.model, device=self.device)
-        head = PeakPatch.build(peaksim.spec, self.head, seed=self.training.seed).to(peaksim.encoder.device)
+        config = head_for(peaksim.spec.family, self.head)
+        head = PeakPatch.build(peaksim.spec, config, seed=self.training.seed).to(peaksim.encoder.device)
         head.take_readout(peaksim.encoder.text_readout())
         data = negation_data(
             peaksim,

@@ -40,6 +40,14 @@ class NegationData(HeadData):
             )
 
 
+def head_for(family: str, config: PeakPatchConfig) -> PeakPatchConfig:
+    """The configuration with the layers that were measured for a family of encoders, where none were given."""
+    if family != "scenes":
+        return config
+    known = {name: getattr(SCENES_HEAD, name) for name in ("peak", "anchor", "low") if not getattr(config, name)}
+    return replace(config, **known)
+
+
 def negation_data(
     engine: Engine, head: PeakPatch, rows: Sequence[NegationRow], folder: Path, *, told: Told | None = None
 ) -> NegationData:
@@ -131,8 +139,8 @@ class JointObjective:
 PAPER = JointObjective()
 # For the embedded model, whose logit scale and whose numbers of rows and of steps are smaller.
 SCENES = JointObjective(scale=30.0, keep=10.0, whole_score=True)
-# The contrast of an added denial is largest in the first layers (`peaksim diagnose layers`), where tokens still stand for
-# their own words.
+# The contrast of an added denial is largest in the first layers (`peaksim diagnose layers`), where tokens still stand
+# for their own words.
 SCENES_HEAD = PeakPatchConfig(peak=2, anchor=5, low=4, dropout=0.2)
 SCENES_TRAINING = HeadTrainConfig(
     output=Path("runs/peakpatch"),
