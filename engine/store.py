@@ -188,7 +188,7 @@ class FeatureStore(Generic[Features]):
             order.append(places)
         if len(parts) == 1:
             return _wide(parts[0])
-        return _wide(self.kind.cat(parts)[torch.cat(order).argsort()])  # type: ignore[arg-type]
+        return _wide(self.kind.cat(parts)[torch.cat(order).argsort()])
 
     def _place(self, shard: int) -> Path:
         return self.folder / f"shard-{shard:05d}"

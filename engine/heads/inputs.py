@@ -48,18 +48,19 @@ def shortened(texts: TextFeatures) -> TextFeatures:
     length = int(used[-1]) + 1 if len(used) else kept.shape[1]
     if length == kept.shape[1]:
         return texts
-    parts = {
-        name: None if value is None else value[:, :length]
-        for name in ("tokens", "token_mask", "attention_mask")
-        for value in (getattr(texts, name),)
-    }
     words = texts.token_texts
     return replace(
         texts,
+        tokens=_first(texts.tokens, length),
+        token_mask=_first(texts.token_mask, length),
+        attention_mask=_first(texts.attention_mask, length),
         hidden={layer: state[:, :length] for layer, state in texts.hidden.items()},
         token_texts=None if words is None else tuple(row[:length] for row in words),
-        **parts,
     )
+
+
+def _first(x: Tensor | None, length: int) -> Tensor | None:
+    return None if x is None else x[:, :length]
 
 
 def chosen_layers(who: str, tower: str, layers: Sequence[int], default: Sequence[int], count: int) -> tuple[int, ...]:

@@ -91,7 +91,7 @@ class LinearProbe:
             return loss
 
         with torch.enable_grad():
-            optimizer.step(closure)  # type: ignore[arg-type]
+            optimizer.step(closure)
         return cls(weight.detach(), bias.detach(), mean, deviation)
 
     def scores(self, x: Tensor) -> Tensor:

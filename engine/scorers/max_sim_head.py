@@ -58,7 +58,8 @@ class MaxSimHeadScorer(HeadScorer):
             d, (q, gates, words) = head.encode_images(images), head.encode_texts(texts)
         similarity = q[0] @ d[0].T  # (T, P)
         best = similarity.argmax(dim=1).tolist()
-        placed = replace(images, grid=tuple(head.config.grid))
+        rows, columns = head.config.grid
+        placed = replace(images, grid=(rows, columns))
         names = texts.token_texts[0] if texts.token_texts else ()
         return [
             Match(

@@ -39,7 +39,8 @@ class TFLocalScorer(HeadScorer):
         texts = shortened(texts)
         _, words = kept_tokens(texts)
         best = attention.argmax(dim=1).tolist()
-        placed = replace(images, grid=tuple(head.config.grid))
+        rows, columns = head.config.grid
+        placed = replace(images, grid=(rows, columns))
         names = texts.token_texts[0] if texts.token_texts else ()
         return [
             Match(
