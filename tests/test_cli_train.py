@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.cli.main import main
+from engine.encoders.scenes import load_scenes
 from engine.heads.registry import load_head
 
 SMALL = ("--items", "3", "--categories", "color", "size", "--steps", "2", "--batch-size", "2", "--skip-figures")
@@ -48,6 +49,14 @@ def test_figures_of_held_out_pairs_are_logged(tmp_path, capsys):
     assert "step 2/2  loss " in capsys.readouterr().err
     last = json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[-1])
     assert {"group_color", "group_size"} <= set(last) and last["step"] == 2
+
+
+def test_finetune_writes_a_model(tmp_path, capsys):
+    small = (*(word for word in SMALL if word != "--skip-figures"), "--figure-items", "2", "--categories", "color")
+    assert main(["train", "finetune", *small, "--output", str(tmp_path / "run"), "--json"]) == 0
+    done = capsys.readouterr()
+    assert json.loads(done.out) == {"model": f"scenes:{tmp_path / 'run'}"} and "group_color 0." in done.err
+    assert load_scenes(tmp_path / "run").spec.fingerprint != load_scenes().spec.fingerprint
 
 
 def test_a_wrong_call_is_one_line(tmp_path, capsys):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from PIL import Image
 
 from engine.engine import Engine
 from engine.features import ImageFeatures, TextFeatures
-from engine.heads.base import Head
+from engine.heads.base import Trainable
 from engine.metrics import group_scores
 from engine.scenes.items import CATEGORIES, controlled_items
 from engine.scorers.base import Scorer
@@ -30,7 +31,7 @@ class GroupFigures:
     def __init__(
         self,
         engine: Engine,
-        scorer: Callable[[Head], Scorer],
+        scorer: Callable[[Any], Scorer],
         *,
         items: int = 100,
         categories: tuple[str, ...] = CATEGORIES,
@@ -45,7 +46,7 @@ class GroupFigures:
         self.seed = seed
         self._features: dict[str, tuple[ImageFeatures, TextFeatures]] = {}
 
-    def __call__(self, head: Head) -> dict[str, float]:
+    def __call__(self, head: Trainable) -> dict[str, float]:
         """``group_<category>`` in 0..1."""
         scorer = self.scorer(head)
         first = torch.arange(0, 2 * self.items, 2)

@@ -43,8 +43,30 @@ class TrainScenes(Shared):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainHead(Shared):
-    """Options of every head that is trained on quads of rendered scenes; a stopped run goes on where it was."""
+class OnQuads(Shared):
+    """Options of what is trained on quads of rendered scenes; a stopped run goes on where it was."""
+
+    items: int = ScenesQuads.items
+    """Quads of each category (two pictures and two captions that differ in one binding)."""
+    categories: tuple[str, ...] = ScenesQuads.categories
+    """What the quads differ in."""
+    data_seed: int = ScenesQuads.seed
+    """Decides the quads."""
+    skip_figures: bool = False
+    """Do not evaluate on held-out pairs along the way."""
+    figure_items: int = 100
+    """Held-out pairs of each category that are evaluated."""
+    training: HeadTrainConfig
+
+    @property
+    def quads(self) -> ScenesQuads:
+        """The quads of these options."""
+        return ScenesQuads(self.items, self.categories, self.data_seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainHead(OnQuads):
+    """Options of every head on frozen features."""
 
     name: ClassVar[str]
 
@@ -52,20 +74,9 @@ class TrainHead(Shared):
     """Name of the frozen model; `peaksim models` lists them."""
     device: str = "auto"
     """cpu, cuda, ...; auto takes an accelerator where there is one."""
-    items: int = ScenesQuads.items
-    """Quads of each category (two pictures and two captions that differ in one binding)."""
-    categories: tuple[str, ...] = ScenesQuads.categories
-    """What the quads differ in."""
-    data_seed: int = ScenesQuads.seed
-    """Decides the quads."""
     features: Path = Path("runs/features")
     """Folder of the store of frozen features, which runs share."""
-    skip_figures: bool = False
-    """Do not evaluate on held-out pairs along the way."""
-    figure_items: int = 100
-    """Held-out pairs of each category that are evaluated."""
     head: HeadConfig
-    training: HeadTrainConfig
 
     def run(self) -> int:
         """Compute the features that are missing, train, and print how the head is used."""
@@ -78,11 +89,10 @@ class TrainHead(Shared):
 
         peaksim = load(self.model, device=self.device)
         head = HEADS[self.name].build(peaksim.spec, self.head, seed=self.training.seed).to(peaksim.encoder.device)
-        quads = ScenesQuads(self.items, self.categories, self.data_seed)
         data = scenes_data(
             peaksim,
             head.needs(),
-            quads,
+            self.quads,
             self.features,
             told=lambda what, done, total: report(f"features of {what}: {done}/{total}"),
         )
@@ -145,6 +155,43 @@ class TrainLinear(TrainHead):
     training: HeadTrainConfig = TRAINING["linear"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainFinetune(OnQuads):
+    """Train all weights of a scenes model on quads: what heads on frozen features are compared with."""
+
+    start: Path | None = None
+    """Folder of the scenes model to begin with; by default the embedded one."""
+    training: HeadTrainConfig = TRAINING["finetune"]
+
+    def run(self) -> int:
+        """Train, and print how the model is used."""
+        from engine.benchmarks.heads import GroupFigures
+        from engine.engine import Engine
+        from engine.scorers.global_cosine import GlobalCosine
+        from engine.training.finetune import WholeEncoder, finetune
+
+        def figures(trained: WholeEncoder) -> dict[str, float]:
+            return GroupFigures(
+                Engine(trained.encoder()),
+                lambda _: GlobalCosine(),
+                items=self.figure_items,
+                categories=self.categories,
+            )(trained)
+
+        folder = finetune(
+            self.quads.draw(),
+            self.training,
+            model=self.start,
+            evaluate=None if self.skip_figures else figures,
+            report=report,
+        )
+        if self.json:
+            show_json({"model": f"scenes:{folder}"})
+        else:
+            show_line(f"trained; use it as --model scenes:{folder}")
+        return 0
+
+
 Train = (
     Annotated[TrainScenes, subcommand("scenes", description="The embedded model, from scratch.")]
     | Annotated[TrainMaxSimHead, subcommand("max_sim_head", description="Late interaction that can be indexed.")]
@@ -152,4 +199,5 @@ Train = (
     | Annotated[TrainTFGlobal, subcommand("tfglobal", description="The same over the two global embeddings.")]
     | Annotated[TrainLinear, subcommand("linear", description="One matrix between the global embeddings.")]
     | Annotated[TrainPeakPatch, subcommand("peakpatch", description="Corrections of captions and of scores.")]
+    | Annotated[TrainFinetune, subcommand("finetune", description="All weights of a scenes model, on quads.")]
 )

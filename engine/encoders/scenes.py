@@ -114,6 +114,15 @@ class ScenesEncoder(Encoder):
             fingerprint=fingerprint(rules, model.state_dict()),
         )
 
+    @property
+    def model_config(self) -> ScenesModelConfig:
+        """Sizes of both towers."""
+        return self._model.config
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Every weight by name, the encoder's own memory: copy before changing any."""
+        return self._model.state_dict()
+
     def preprocess(self, image: Image.Image) -> Tensor:
         size = self.spec.image_size
         return normalise(resize(image, size, RESIZE, interpolation=INTERPOLATION), MEAN, STD)

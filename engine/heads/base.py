@@ -61,7 +61,38 @@ class HeadConfig(ABC):
         """The same with the encoder's sizes where none were given. Raises ValueError where they cannot be met."""
 
 
-class Head(nn.Module, ABC):
+class Trainable(nn.Module, ABC):
+    """What the training loop trains: a head, or a whole encoder.
+
+    Attributes
+    ----------
+    name: of its kind.
+    config: a frozen dataclass of plain values.
+    fingerprint: of the encoder it belongs to, or began as.
+    """
+
+    name: ClassVar[str]
+    config: Any
+    fingerprint: str
+
+    def scale(self) -> Tensor | float:
+        """What scores are multiplied by to be the logits of a contrastive loss."""
+        return 1.0
+
+    def anneal(self, share: float) -> None:
+        """Told by the training before each step what share of it is done, 0..1; most kinds do not care."""
+
+    @abstractmethod
+    def save(self, path: str | PathLike[str], *, facts: Mapping[str, object] | None = None) -> Path:
+        """Write what was trained, with plain values on how; the path that is given to whoever uses it."""
+
+    @property
+    def parameter_count(self) -> int:
+        """Trainable numbers."""
+        return sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad)
+
+
+class Head(Trainable):
     """A trainable scorer of frozen features.
 
     Arguments
@@ -70,7 +101,6 @@ class Head(nn.Module, ABC):
     encoder, fingerprint: name and fingerprint of the encoder the head belongs to; empty for features of any.
     """
 
-    name: ClassVar[str]
     config_type: ClassVar[type[HeadConfig]]
 
     def __init__(self, config: HeadConfig, *, encoder: str = "", fingerprint: str = "") -> None:
@@ -106,13 +136,6 @@ class Head(nn.Module, ABC):
         """Scores ``(n,)`` of image ``image_rows[k]`` with text ``text_rows[k]``; rows may come more than once."""
         return self.pairs(images[image_rows], texts[text_rows])
 
-    def scale(self) -> Tensor | float:
-        """What scores are multiplied by to be the logits of a contrastive loss."""
-        return 1.0
-
-    def anneal(self, share: float) -> None:
-        """Told by the training before each step what share of it is done, 0..1; most heads do not care."""
-
     def check(self, images: ImageFeatures, texts: TextFeatures) -> None:
         """Raise ValueError for features of another encoder, or without what this head needs."""
         for what, features in (("images", images), ("texts", texts)):
@@ -132,12 +155,7 @@ class Head(nn.Module, ABC):
                 f"{self.name}: pairs need as many images as texts, got {len(images)} images and {len(texts)} texts"
             )
 
-    @property
-    def parameter_count(self) -> int:
-        """Trainable numbers of the head."""
-        return sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad)
-
-    def save(self, path: str | PathLike[str], *, facts: Mapping[str, object] | None = None) -> None:
+    def save(self, path: str | PathLike[str], *, facts: Mapping[str, object] | None = None) -> Path:
         """Write one safetensors file, which ``engine.heads.registry.load_head`` reads.
 
         ``facts`` are plain values kept beside the configuration, such as how the head was trained.
@@ -158,6 +176,7 @@ class Head(nn.Module, ABC):
         # Written aside and renamed, so that a reader never sees half a file.
         save_file(state, unfinished, metadata={"peaksim": json.dumps(plain)})
         unfinished.replace(target)
+        return target
 
 
 @dataclass(frozen=True)

@@ -13,19 +13,30 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from engine.features import ImageFeatures, TextFeatures
-from engine.heads.base import Head
+from engine.heads.base import Head, Trainable
 from engine.training.head_data import HeadData, epochs
 from engine.training.logs import cut_log
 from engine.training.losses import contrastive_loss, quad_loss
 
-Evaluate = Callable[[Head], dict[str, float]]
+# Called with the head, or whatever is trained, in evaluation mode.
+Evaluate = Callable[[Any], dict[str, float]]
 Report = Callable[[str], None]
-Objective = Callable[[Head, ImageFeatures, TextFeatures], Tensor]
+# The loss of what is trained on one batch.
+Objective = Callable[[Any, Any, Any], Tensor]
+
+
+class Batches(Protocol):
+    """Items that can be had by number; images and texts of a batch can be moved to a device."""
+
+    def __len__(self) -> int: ...
+    def batch(self, items: Tensor) -> tuple[Any, Any]: ...
+
 
 LOSSES = ("quads", "batch", "captions", "images", "pairs")
 PRECISIONS = ("float32", "bfloat16")
@@ -118,7 +129,7 @@ class HeadTrainConfig:
 class HeadRun:
     """State of one training: the head, its optimiser, and how far it is."""
 
-    def __init__(self, head: Head, config: HeadTrainConfig, objective: Objective | None = None) -> None:
+    def __init__(self, head: Trainable, config: HeadTrainConfig, objective: Objective | None = None) -> None:
         self.head = head
         self.config = config
         self.objective = objective or config.objective
@@ -142,7 +153,7 @@ class HeadRun:
         done = (self.step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
         return 0.5 * (1 + math.cos(math.pi * done))
 
-    def advance(self, images: ImageFeatures, texts: TextFeatures) -> dict[str, float]:
+    def advance(self, images: Any, texts: Any) -> dict[str, float]:
         """One optimiser step on a batch; what the log says of it. Raises FloatingPointError for a broken gradient."""
         config = self.config
         device = next(self.head.parameters()).device
@@ -206,8 +217,8 @@ class HeadRun:
 
 
 def train_head(
-    head: Head,
-    data: HeadData,
+    head: Trainable,
+    data: Batches,
     config: HeadTrainConfig,
     *,
     objective: Objective | None = None,
@@ -230,7 +241,7 @@ def train_head(
     Raises ValueError for data that do not fit, or a checkpoint of other settings; FloatingPointError for a gradient
     that is not finite.
     """
-    if objective is None:
+    if isinstance(data, HeadData) and objective is None:
         config.check(data)
     threads = torch.get_num_threads()
     torch.set_num_threads(config.threads or threads)
@@ -240,7 +251,7 @@ def train_head(
         torch.set_num_threads(threads)
 
 
-def _train(run: HeadRun, data: HeadData, evaluate: Evaluate | None, report: Report | None) -> Path:
+def _train(run: HeadRun, data: Batches, evaluate: Evaluate | None, report: Report | None) -> Path:
     config, head = run.config, run.head
     config.output.mkdir(parents=True, exist_ok=True)
     checkpoint, log_path = config.output / "checkpoint.pt", config.output / "log.jsonl"
@@ -268,13 +279,13 @@ def _train(run: HeadRun, data: HeadData, evaluate: Evaluate | None, report: Repo
                     report(_line(run, entry))
             if run.step % config.checkpoint_every == 0 or last:
                 run.save(checkpoint)
-    head.eval().anneal(1.0)
-    target = config.output / f"{head.name}.safetensors"
-    head.save(target, facts={"training": json.loads(run._settings()), "steps": run.step})
-    return target
+    head.eval()
+    head.anneal(1.0)
+    facts = {"training": json.loads(run._settings()), "steps": run.step}
+    return head.save(config.output / f"{head.name}.safetensors", facts=facts)
 
 
-def _figures(head: Head, evaluate: Evaluate) -> dict[str, float]:
+def _figures(head: Trainable, evaluate: Evaluate) -> dict[str, float]:
     head.eval()
     with torch.no_grad():
         return evaluate(head)

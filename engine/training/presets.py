@@ -28,6 +28,14 @@ TRAINING: Mapping[str, HeadTrainConfig] = {
         learning_rate=1e-3,
         evaluate_every=400,
     ),
+    "finetune": HeadTrainConfig(
+        output=Path("runs/finetune"),
+        steps=1500,
+        learning_rate=1e-4,
+        weight_decay=0.05,
+        batch_weight=1.0,
+        evaluate_every=500,
+    ),
     # After Koishigarina et al. 2026: hard negative captions, no warm-up.
     "linear": HeadTrainConfig(
         output=Path("runs/linear"),
