@@ -20,7 +20,7 @@ from engine.heads.registry import HEADS, load_head
 from engine.scenes.items import controlled_items
 from engine.scenes.world import is_held_out, is_training_scene
 from engine.store import FeatureStore, Manifest
-from engine.training.head_data import HeadData, ScenesQuads, epochs, scenes_data
+from engine.training.head_data import CATEGORIES, HeadData, ScenesQuads, epochs, scenes_data
 from engine.training.heads import LOSSES, HeadRun, HeadTrainConfig, train_head
 from engine.training.losses import contrastive_loss
 from tests.head_cases import FACTS, make_images, make_texts
@@ -230,6 +230,13 @@ def test_scenes_quads_hold_training_combinations_alone():
     quads = ScenesQuads(items=150)
     items = quads.draw()
     assert len(items) == 600 and items == quads.draw() and items != replace(quads, seed=5).draw()
+    plain = replace(quads, described_share=0.0).draw()
+    assert plain == [item for c in CATEGORIES for item in controlled_items(c, 150, seed=101, split="in_domain")]
+    longer = [len(item.captions[0]) > len(other.captions[0]) for item, other in zip(items, plain, strict=True)]
+    assert 0.3 < sum(longer) / 600 < 0.55
+    assert all(a.scenes == b.scenes and a.render_seed == b.render_seed for a, b in zip(items, plain, strict=True))
+    with pytest.raises(ValueError, match="described_share must be from 0 to 1, got 2"):
+        ScenesQuads(described_share=2)
     scenes = [scene for item in items for scene in item.scenes]
     assert all(is_training_scene(scene) and not is_held_out(scene) for scene in scenes)
     # That the check can tell: the items of the test are none of these.
@@ -249,6 +256,9 @@ def test_scenes_features_are_stored_once_and_the_encoder_stays_as_it_was(tmp_pat
     assert len(told) == 2 and again.images.folder == data.images.folder
     other = scenes_data(peaksim, head.needs(), replace(quads, seed=7), tmp_path / "features")
     assert other.images.folder != data.images.folder
+    # Other captions of the same pictures: these are not encoded again.
+    terse = scenes_data(peaksim, head.needs(), replace(quads, described_share=0.0), tmp_path / "features")
+    assert terse.images.folder == data.images.folder and terse.texts.folder != data.texts.folder
     (item,) = quads.draw()[5:6]
     expected = peaksim.encode_texts(item.captions, scorer=head.needs())
     found = data.texts[[10, 11]]

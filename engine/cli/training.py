@@ -52,6 +52,8 @@ class OnQuads(Shared):
     """What the quads differ in."""
     data_seed: int = ScenesQuads.seed
     """Decides the quads."""
+    described_share: float = ScenesQuads.described_share
+    """Share of captions that say more than what is exchanged."""
     skip_figures: bool = False
     """Do not evaluate on held-out pairs along the way."""
     figure_items: int = 100
@@ -61,7 +63,7 @@ class OnQuads(Shared):
     @property
     def quads(self) -> ScenesQuads:
         """The quads of these options."""
-        return ScenesQuads(self.items, self.categories, self.data_seed)
+        return ScenesQuads(self.items, self.categories, self.data_seed, self.described_share)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -19,13 +20,14 @@ from torch import Tensor
 from engine.engine import Engine
 from engine.features import ImageFeatures, Needs, TextFeatures
 from engine.heads.inputs import shortened
-from engine.scenes.items import ControlledItem, controlled_items
+from engine.scenes.items import ControlledItem, controlled_items, described
 from engine.store import FeatureStore, Manifest
 
 # Told (what is being done, rows done, rows in all).
 Told = Callable[[str, int, int], None]
 
 CATEGORIES = ("color", "size", "material", "quantity")
+_WORDS = ("size", "color", "material")
 # Even, so that both sides of a quad lie in one shard.
 SHARD_ROWS = 1024
 
@@ -76,19 +78,38 @@ class ScenesQuads:
     items: quads of each category.
     categories: of ``engine.scenes.items.CATEGORIES``.
     seed: of the items. The benchmark's are drawn with others.
+    described_share: share of the quads whose captions say more of both things than what is exchanged: half of them
+        all there is to say, half some of it. Retrieval by captions in full needs them.
     """
 
     items: int = 2000
     categories: tuple[str, ...] = CATEGORIES
     seed: int = 101
+    described_share: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.described_share <= 1:
+            raise ValueError(f"ScenesQuads: described_share must be from 0 to 1, got {self.described_share}")
 
     def draw(self) -> list[ControlledItem]:
         """The quads, category after category; the same for equal settings."""
-        return [
+        drawn = [
             item
             for category in self.categories
             for item in controlled_items(category, self.items, seed=self.seed, split="in_domain")
         ]
+        chance = np.random.default_rng((self.seed, len(drawn))).random((len(drawn), 5))
+        return [
+            described(item, [word for word, u in zip(_WORDS, row[2:], strict=True) if row[1] < 0.5 or u < 0.5])
+            if row[0] < self.described_share
+            else item
+            for item, row in zip(drawn, chance.tolist(), strict=True)
+        ]
+
+    @property
+    def pictures(self) -> dict[str, object]:
+        """The settings that decide the pictures; the others decide the captions alone."""
+        return {"items": self.items, "categories": self.categories, "seed": self.seed}
 
 
 def scenes_data(
@@ -96,28 +117,33 @@ def scenes_data(
 ) -> HeadData:
     """Features of the quads by this engine, computed once into a store below ``folder``.
 
-    The store's name follows from encoder, needs and quads, so that heads and seeds share it. ``told`` is called with
-    (what is being encoded, rows done, rows in all). Raises what ``FeatureStore`` raises.
+    The names of its two parts follow from encoder, needs and quads, so that heads and seeds share them. ``told`` is
+    called with (what is being encoded, rows done, rows in all). Raises what ``FeatureStore`` raises.
     """
     items = quads.draw()
-    source = f"scenes quads {json.dumps(asdict(quads))} for {needs}"
     fingerprint = engine.spec.fingerprint
-    place = folder / hashlib.sha256(f"{fingerprint} {source}".encode()).hexdigest()[:16]
+    # Pictures are the same whatever is said of them.
+    sources = {
+        "images": f"scenes quads {json.dumps(quads.pictures)}, image layers {needs.image_layers}, tap {needs.tap}",
+        "texts": f"scenes quads {json.dumps(asdict(quads))}, text layers {needs.text_layers}",
+    }
+    parts = {"images": replace(needs, tokens=False, text_layers=()), "texts": replace(needs, image_layers=())}
 
     def encode_images(start: int, stop: int) -> ImageFeatures:
         pictures = [Image.fromarray(pixels) for item in items[start // 2 : stop // 2] for pixels in item.images()]
-        found = engine.encode_images(pictures, scorer=needs)
+        found = engine.encode_images(pictures, scorer=parts["images"])
         # Names and places serve explanations, which training has no use for.
         return replace(found, ids=None, sizes=None, views=None)
 
     def encode_texts(start: int, stop: int) -> TextFeatures:
         captions = [caption for item in items[start // 2 : stop // 2] for caption in item.captions]
-        found = shortened(engine.encode_texts(captions, scorer=needs))
+        found = shortened(engine.encode_texts(captions, scorer=parts["texts"]))
         return replace(found, token_texts=None, truncated=None)
 
     def stored(kind: str) -> FeatureStore:
-        manifest = Manifest(kind, 2 * len(items), fingerprint, source, shard_rows=SHARD_ROWS)
-        return FeatureStore.create(place / kind, manifest)
+        name = hashlib.sha256(f"{fingerprint} {sources[kind]} {parts[kind]}".encode()).hexdigest()[:16]
+        manifest = Manifest(kind, 2 * len(items), fingerprint, sources[kind], shard_rows=SHARD_ROWS)
+        return FeatureStore.create(folder / f"{kind}-{name}", manifest)
 
     def reporting(kind: str) -> Callable[[int, int], None] | None:
         return None if told is None else lambda done, total: told(kind, done, total)
