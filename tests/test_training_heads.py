@@ -227,7 +227,7 @@ def test_epochs_show_every_item_once_and_can_be_entered_anywhere():
 
 
 def test_scenes_quads_hold_training_combinations_alone():
-    quads = ScenesQuads(items=150)
+    quads = ScenesQuads(items=150, described_share=0.5)
     items = quads.draw()
     assert len(items) == 600 and items == quads.draw() and items != replace(quads, seed=5).draw()
     plain = replace(quads, described_share=0.0).draw()
@@ -248,7 +248,7 @@ def test_scenes_features_are_stored_once_and_the_encoder_stays_as_it_was(tmp_pat
     peaksim = Engine(load_scenes())
     before = {key: value.clone() for key, value in peaksim.encoder._model.state_dict().items()}
     head = HEADS["max_sim_head"].build(peaksim.spec)
-    quads = ScenesQuads(items=4, categories=("color", "size"))
+    quads = ScenesQuads(items=4, categories=("color", "size"), described_share=0.5)
     told: list[tuple[str, int, int]] = []
     data = scenes_data(peaksim, head.needs(), quads, tmp_path / "features", told=lambda *done: told.append(done))
     assert len(data) == 8 and told == [("images", 16, 16), ("texts", 16, 16)]

@@ -85,7 +85,7 @@ class ScenesQuads:
     items: int = 2000
     categories: tuple[str, ...] = CATEGORIES
     seed: int = 101
-    described_share: float = 0.5
+    described_share: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.described_share <= 1:
