@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from engine.atomic_files import written_whole
 from engine.benchmarks import scenes, scenes_negation
 from engine.benchmarks.scenes_zero_shot import zero_shot_figures
 from engine.engine import Engine, load
@@ -32,9 +33,8 @@ def part(path: Path, engine: Engine, make: Callable[[Engine], dict[str, Any]]) -
         if known_result["made_by"] == made_by:
             return known_result["values"]
     values = make(engine)
-    unfinished = path.with_suffix(".part")
-    unfinished.write_text(json.dumps({"made_by": made_by, "values": values}, indent=1) + "\n")
-    unfinished.replace(path)
+    with written_whole(path) as unfinished:
+        unfinished.write_text(json.dumps({"made_by": made_by, "values": values}, indent=1) + "\n")
     print(f"{path.name} done", flush=True)
     return json.loads(path.read_text())["values"]
 

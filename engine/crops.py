@@ -9,12 +9,11 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-CropMode = Literal["rescaled", "native"]
+from engine.choices import CropMode, Fill, GridName
+
 Place = Literal["centre", "same"]
-Fill = tuple[int, int, int] | Literal["border", "mean"]
 Box = Sequence[int] | np.ndarray
 
-_FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class CropGrid:
         return np.array(found, dtype=np.int64)
 
 
-CROP_GRIDS: dict[str, CropGrid] = {
+CROP_GRIDS: dict[GridName, CropGrid] = {
     "none": CropGrid(),
     "scenes": CropGrid(((3, 3), (5, 5))),
     "multi_scale": CropGrid(((2, 2), (3, 3), (4, 4), (5, 5))),
@@ -83,7 +82,7 @@ CROP_GRIDS: dict[str, CropGrid] = {
 }
 
 
-def crop_grid(grid: str | CropGrid) -> CropGrid:
+def crop_grid(grid: GridName | CropGrid) -> CropGrid:
     """Look a named grid up; a `CropGrid` passes.
 
     "none": the full image alone (1 region); "scenes": full, 3 x 3 halves, 5 x 5 thirds (35); "multi_scale":
@@ -211,47 +210,6 @@ def crops(
             sheet.paste(image.crop(inner), (left + inner[0] - x0, top + inner[1] - y0))
         found.append(sheet)
     return found
-
-
-def crop_pixels(
-    image: Image.Image,
-    boxes: np.ndarray | Sequence[Box],
-    size: tuple[int, int],
-    *,
-    mode: CropMode = "rescaled",
-    fill: Fill = "border",
-    place: Place = "centre",
-    interpolation: Literal["bicubic", "bilinear"] = "bicubic",
-) -> np.ndarray:
-    """Cut many regions out and bring each to one size, ignoring its aspect ratio (the fast path of a grid).
-
-    Args:
-        image, boxes, mode, fill, place: as for `crop`; the canvas of "native" has the size of the image.
-        size: (height, width) of every result; resized antialiased, and not at all where it fits already.
-        interpolation: "bicubic" or "bilinear".
-
-    Returns:
-        uint8 array (R, height, width, 3), equal to resizing every result of `crops` with Pillow.
-
-    Raises:
-        ValueError: as for `crop`; size below 1; unknown interpolation.
-
-    Example:
-        >>> image = Image.new("RGB", (96, 96))
-        >>> crop_pixels(image, crop_grid("scenes").boxes(96, 96), (64, 64)).shape
-        (35, 64, 64, 3)
-    """
-    height, width = size
-    if height < 1 or width < 1:
-        raise ValueError(f"crop_pixels: size must be at least 1, got {size}")
-    if interpolation not in _FILTERS:
-        raise ValueError(f'crop_pixels: interpolation must be "bicubic" or "bilinear", got {interpolation!r}')
-    found = crops(image, boxes, mode=mode, fill=fill, place=place)
-    batch = np.empty((len(found), height, width, 3), dtype=np.uint8)
-    for row, region in enumerate(found):
-        fits = region.size == (width, height)
-        batch[row] = np.asarray(region if fits else region.resize((width, height), _FILTERS[interpolation]))
-    return batch
 
 
 def _spans(length: int, count: int, overlap: float) -> list[tuple[int, int]]:

@@ -2,67 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from threading import Lock
-from typing import Literal, TypeAlias, get_args
+from typing import TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
-from engine.encoders.base import Encoder, EncoderSpec, Progress, check_batch_size, check_regions
+from engine.choices import Backend, check_choice
+from engine.encoders.base import Encoder, EncoderSpec, Progress
 from engine.encoders.captions import TEMPLATES, CaptionSegments, encode_captions, label_prompts
+from engine.encoders.inputs import as_texts, check_batch_size, check_regions
+from engine.encoders.outputs import Output, as_output, check_output
 from engine.encoders.progress import reporting
 from engine.encoders.registry import load_encoder
 from engine.encoders.sources import (
     Boxes,
     OnError,
     as_list,
-    decode_batch,
+    blocks_of,
     encode_pictures,
+    encoded_batches,
     names_of,
     none_read,
     report_failures,
 )
 from engine.encoders.taps import aligned_taps
 from engine.features import Features, ImageFeatures, Needs, TextFeatures
-from engine.images import ImageError, ImageFailure, ImageSource, decode
-from engine.ops.checks import BACKENDS
-from engine.scorers.base import Scorer, check_choice, check_finite
+from engine.images import ImageFailure, ImageSource, decode
+from engine.scorers.base import Scorer, check_finite
 from engine.scorers.explanation import Explanation
 from engine.scorers.registry import get_scorer
 from engine.segments import Segment, Segmenter, get_segmenter
 
-Output = Literal["similarity", "logit", "probability"]
 Images: TypeAlias = "ImageFeatures | ImageSource | Sequence[ImageSource]"
 Texts: TypeAlias = "TextFeatures | str | Sequence[str]"
-
-# Images scored in one go when their features are there already.
-FEATURE_ROWS = 1024
 
 
 class Engine:
     """A frozen encoder with scorers over it. May be used from several threads.
 
-    Arguments
-    ---------
-    encoder: what makes the features.
-    segmenter: what splits captions into segments, a name or an object of ``engine.segments``; it is made when
-        a scorer first needs it.
-    backend: of the ops, for scorers that name none; None chooses by device. Unknown names raise ValueError.
+    Args:
+        encoder: what makes the features.
+        segmenter: what splits captions into segments, a name or an object of `engine.segments`; it is made when
+            a scorer first needs it.
+        backend: of the ops, for scorers that name none; None chooses by device. Unknown names raise ValueError.
 
-    Example
-    -------
-    >>> import engine
-    >>> from PIL import Image
-    >>> peaksim = engine.load("scenes")
-    >>> picture = Image.new("RGB", (96, 96), "red")
-    >>> tuple(peaksim.score([picture], ["a red square", "a blue circle"], scorer="max_sim").shape)
-    (1, 2)
+    Example:
+        >>> import engine
+        >>> from PIL import Image
+        >>> peaksim = engine.load("scenes")
+        >>> picture = Image.new("RGB", (96, 96), "red")
+        >>> tuple(peaksim.score([picture], ["a red square", "a blue circle"], scorer="max_sim").shape)
+        (1, 2)
     """
 
-    def __init__(self, encoder: Encoder, *, segmenter: str | Segmenter = "auto", backend: str | None = None) -> None:
+    def __init__(
+        self, encoder: Encoder, *, segmenter: str | Segmenter = "auto", backend: Backend | None = None
+    ) -> None:
         _check_options(segmenter, backend)
         self.encoder = encoder
         self.backend = backend
@@ -93,34 +92,28 @@ class Engine:
         batch_size: int = 64,
         progress: bool | Progress = False,
     ) -> Tensor:
-        """Scores of images against texts, float32 ``(n_images, n_texts)`` on the CPU; ``(n,)`` for pairs.
+        """Scores of images against texts, float32 `(n_images, n_texts)` on the CPU; `(n,)` for pairs.
 
-        Arguments
-        ---------
-        images: one or many of path, encoded bytes, PIL image, numpy array and tensor, or ``ImageFeatures``.
-        texts: one or many captions, or ``TextFeatures`` (``encode_texts`` takes segments of your own).
-        scorer: a name or a ``Scorer`` object with its options.
-        pairs: score image i with text i alone.
-        output: ``"similarity"``; ``"logit"`` = scale · similarity + bias of the checkpoint, which was fitted
-            to the global cosine: of other scorers it is the same affine map and no calibrated logit;
-            ``"probability"``, as the checkpoint was trained: softmax of an image's logits over the texts, or
-            the sigmoid of each.
-        batch_size: images, crops or texts in one pass of the encoder. Pictures are held a batch at a time.
-        progress: True shows a bar, a function is called with (images done, images in all).
+        Args:
+            images: one or many of path, encoded bytes, PIL image, numpy array and tensor, or `ImageFeatures`.
+            texts: one or many captions, or `TextFeatures` (`encode_texts` takes segments of your own).
+            scorer: a name or a `Scorer` object with its options.
+            pairs: score image i with text i alone.
+            output: `"similarity"`; `"logit"` = scale · similarity + bias of the checkpoint, which was fitted
+                to the global cosine: of other scorers it is the same affine map and no calibrated logit;
+                `"probability"`, as the checkpoint was trained: softmax of an image's logits over the texts, or
+                the sigmoid of each.
+            batch_size: images, crops or texts in one pass of the encoder. Pictures are held a batch at a time.
+            progress: True shows a bar, a function is called with (images done, images in all).
 
-        Raises
-        ------
-        ImageError: a picture cannot be read.
-        ValueError: nothing to score, an unknown option, a batch size below 1, features of another encoder or
-            without what the scorer needs, pairs of unequal number, the softmax of pairs, or a score that is not finite.
+        Raises:
+            ImageError: a picture cannot be read.
+            ValueError: nothing to score, an unknown option, a batch size below 1, features of another encoder or
+                without what the scorer needs, pairs of unequal number, the softmax of pairs, or a score that is not
+                finite.
         """
-        check_choice("score", "output", output, get_args(Output))
+        check_output("score", self.spec, output, pairs=pairs)
         check_batch_size("score", batch_size)
-        if pairs and output == "probability" and self.spec.probability == "softmax":
-            raise ValueError(
-                "score: a softmax probability is one among several texts and pairs have one each; use "
-                "pairs=False, or output='logit'"
-            )
         chosen = self.scorer(scorer)
         text_features = self._texts(texts, chosen, batch_size)
         sources = self._own(images) if isinstance(images, ImageFeatures) else as_list(images)
@@ -130,14 +123,16 @@ class Engine:
                 f"score: pairs need as many images as texts, got {len(sources)} images and {len(text_features)} texts"
             )
         scores = torch.empty((len(sources),) if pairs else (len(sources), len(text_features)))
-        for start, block in self._blocks(sources, chosen, batch_size, progress):
+        for start, block in blocks_of(
+            self.encoder, sources, self._needs(chosen), batch_size=batch_size, progress=progress
+        ):
             rows = slice(start, start + len(block))
             partners = text_features[rows] if pairs else text_features
             chosen.check(block, partners, aligned_taps=aligned_taps(self.spec))
             values = chosen.pairs(block, partners) if pairs else chosen.matrix(block, partners)
             check_finite(chosen.name, values, text_features, names, start)
             scores[rows] = values
-        return self._output(scores, output)
+        return as_output(self.spec, scores, output)
 
     def encode_images(
         self,
@@ -152,21 +147,23 @@ class Engine:
     ) -> ImageFeatures:
         """Features of images, with what a scorer needs.
 
-        Arguments
-        ---------
-        images: as for ``score``.
-        scorer: whose needs are met; a ``Needs`` names them one by one.
-        regions: for each image its own rectangles ``(R, 4)`` x0, y0, x1, y1 in pixels of the upright image,
-            in place of the crop grid.
-        batch_size, progress: as for ``score``.
-        on_error: ``"raise"`` stops at a picture that cannot be read; ``"skip"`` leaves it out and names it in
-            a UserWarning; a function is called with each ``ImageFailure`` in place of the warning.
-        ids: a name for each image; by default its path, or its row where it is no file.
+        Args:
+            images: as for `score`.
+            scorer: whose needs are met; a `Needs` names them one by one.
+            regions: for each image its own rectangles `(R, 4)` x0, y0, x1, y1 in pixels of the upright image,
+                in place of the crop grid.
+            batch_size, progress: as for `score`.
+            on_error: `"raise"` stops at a picture that cannot be read; `"skip"` leaves it out and names it in
+                a UserWarning; a function is called with each `ImageFailure` in place of the warning.
+            ids: a name for each image; by default its path, or its row where it is no file.
 
-        Returns features whose ``ids`` tell which images are there.
+        Returns:
+            features whose `ids` tell which images are there.
 
-        Raises ImageError (a picture cannot be read, or none can), ValueError (no image, wrong number of ids
-        or regions, an image without regions, a batch size below 1, needs the encoder cannot meet).
+        Raises:
+            ImageError: a picture cannot be read, or none can.
+            ValueError: no image, wrong number of ids or regions, an image without regions, a batch size below 1, needs
+                the encoder cannot meet.
         """
         check_batch_size("encode_images", batch_size)
         sources = as_list(images)
@@ -178,16 +175,11 @@ class Engine:
         parts: list[ImageFeatures] = []
         failures: list[ImageFailure] = []
         with reporting(progress, "images") as report:
-            for start in range(0, len(sources), batch_size):
-                rows = range(start, min(start + batch_size, len(sources)))
-                batch, read, failed = decode_batch(sources[rows.start : rows.stop], names, start)
-                if failed and on_error == "raise":
-                    raise ImageError(failed[0].path, failed[0].reason)
+            for rows, part, failed in encoded_batches(
+                self.encoder, sources, names, needs, boxes=regions, batch_size=batch_size, stop=on_error == "raise"
+            ):
                 failures += failed
-                if batch:
-                    own = None if regions is None else [regions[row] for row in read]
-                    named = [names[row] for row in read]
-                    parts.append(encode_pictures(self.encoder, batch, named, needs, boxes=own, batch_size=batch_size))
+                parts += [] if part is None else [part]
                 if report is not None:
                     report(rows.stop, len(sources))
         if not parts:
@@ -206,28 +198,27 @@ class Engine:
     ) -> TextFeatures:
         """Features of captions, with what a scorer needs; every distinct caption and segment is encoded once.
 
-        Arguments
-        ---------
-        texts: one caption or many.
-        scorer: whose needs are met; a ``Needs`` names them one by one.
-        segments: for each caption its own segments, as words or ``Segment`` objects (which may be negated),
-            in place of the segmenter's.
-        batch_size, progress: as for ``score``.
+        Args:
+            texts: one caption or many.
+            scorer: whose needs are met; a `Needs` names them one by one.
+            segments: for each caption its own segments, as words or `Segment` objects (which may be negated),
+                in place of the segmenter's.
+            batch_size, progress: as for `score`.
 
-        Captions that are cut to the model's context are flagged in ``truncated`` and named in a UserWarning.
-        Raises ValueError for no text, too few segments or a batch size below 1, TypeError for what is no string.
+        Captions that are cut to the model's context are flagged in `truncated` and named in a UserWarning.
+
+        Raises:
+            ValueError: no text, too few segments or a batch size below 1.
+            TypeError: what is no string.
         """
         check_batch_size("encode_texts", batch_size)
-        captions = [texts] if isinstance(texts, str) else list(texts)
+        captions = as_texts("encode_texts", texts)
         needs = self._needs(scorer)
-        for row, text in enumerate(captions):
-            if not isinstance(text, str):
-                raise TypeError(f"encode_texts: text {row} must be a string, got {type(text).__name__}")
         parts = None
         if segments is not None:
             parts = CaptionSegments.of(segments)
         elif needs.segments:
-            parts = self._split(captions)
+            parts = CaptionSegments.split(captions, self.segmenter)
         with reporting(progress, "texts") as report:
             return encode_captions(
                 self.encoder, captions, needs, segments=parts, batch_size=batch_size, progress=report
@@ -238,8 +229,8 @@ class Engine:
     ) -> Explanation:
         """Which part of a caption found which part of an image, and the score that comes of it.
 
-        ``image`` and ``text`` are one of each, as for ``score``; an explanation from features cannot be
-        drawn. Raises what ``score`` raises, and ValueError for more than one image or text.
+        `image` and `text` are one of each, as for `score`; an explanation from features cannot be
+        drawn. Raises what `score` raises, and ValueError for more than one image or text.
         """
         chosen = self.scorer(scorer)
         picture = None
@@ -267,11 +258,13 @@ class Engine:
         batch_size: int = 64,
         progress: bool | Progress = False,
     ) -> Tensor:
-        """Zero-shot classification: scores of images against labels, ``(n_images, n_labels)``.
+        """Zero-shot classification: scores of images against labels, `(n_images, n_labels)`.
 
-        A label's embedding is the normalised mean of the embeddings of its sentences, one for each template,
-        ``{}`` standing for the label (Radford et al. 2021, CLIP). Images and outputs as for ``score``.
-        Raises ValueError for no label, the same label twice, or a template without ``{}``.
+        A label's embedding is the normalised mean of the embeddings of its sentences, one for each template, `{}`
+        standing for the label (Radford et al. 2021, CLIP). Images and outputs as for `score`.
+
+        Raises:
+            ValueError: no label, the same label twice, or a template without `{}`.
         """
         check_batch_size("classify", batch_size)
         prompts = label_prompts(self.encoder, labels, templates, batch_size=batch_size)
@@ -301,43 +294,6 @@ class Engine:
             )
         return features.to(self.encoder.device)
 
-    def _blocks(
-        self,
-        sources: ImageFeatures | list[ImageSource],
-        scorer: Scorer,
-        batch_size: int,
-        progress: bool | Progress,
-    ) -> Iterator[tuple[int, ImageFeatures]]:
-        """Features of the images, a block at a time, with the row each block begins at."""
-        names = [] if isinstance(sources, ImageFeatures) else names_of(sources)
-        needs, step = self._needs(scorer), FEATURE_ROWS if isinstance(sources, ImageFeatures) else batch_size
-        with reporting(progress, "images") as report:
-            for start in range(0, len(sources), step):
-                block = sources[start : start + step]
-                if not isinstance(block, ImageFeatures):
-                    batch, rows, failures = decode_batch(block, names, start)
-                    if failures:
-                        raise ImageError(failures[0].path, failures[0].reason)
-                    named = [names[row] for row in rows]
-                    block = encode_pictures(self.encoder, batch, named, needs, batch_size=batch_size)
-                yield start, block
-                if report is not None:
-                    report(start + len(block), len(sources))
-
-    def _split(self, captions: Sequence[str]) -> CaptionSegments:
-        """Segments of each caption by the engine's segmenter; every distinct caption is split once."""
-        distinct = list(dict.fromkeys(captions))
-        parts = dict(zip(distinct, self.segmenter.segment(distinct), strict=True))
-        return CaptionSegments.of([parts[text] for text in captions], self.segmenter.name)
-
-    def _output(self, similarity: Tensor, output: Output) -> Tensor:
-        if output == "similarity":
-            return similarity
-        logits = self.spec.logit_scale * similarity + self.spec.logit_bias
-        if output == "logit":
-            return logits
-        return logits.softmax(dim=1) if self.spec.probability == "softmax" else logits.sigmoid()
-
 
 def load(
     name: str = "scenes",
@@ -345,28 +301,30 @@ def load(
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "auto",
     segmenter: str | Segmenter = "auto",
-    backend: str | None = None,
+    backend: Backend | None = None,
 ) -> Engine:
     """An engine over a frozen encoder.
 
-    Arguments
-    ---------
-    name: ``"scenes"`` (embedded), ``"open_clip:<arch>/<tag or path>"``, … (see `peaksim models`).
-    device: ``"auto"`` takes an accelerator where there is one.
-    dtype: of the weights; ``"auto"`` is float32 on the CPU.
-    segmenter, backend: as for ``Engine``.
+    Args:
+        name: `"scenes"` (embedded), `"open_clip:<arch>/<tag or path>"`, … (see `peaksim models`).
+        device: `"auto"` takes an accelerator where there is one.
+        dtype: of the weights; `"auto"` is float32 on the CPU.
+        segmenter, backend: as for `Engine`.
 
-    Raises ValueError for an unknown name or option, FileNotFoundError for weights that are not there.
+    Raises:
+        ValueError: an unknown name or option.
+        FileNotFoundError: weights that are not there.
     """
     _check_options(segmenter, backend)
     return Engine(load_encoder(name, device=device, dtype=dtype), segmenter=segmenter, backend=backend)
 
 
-def _check_options(segmenter: str | Segmenter, backend: str | None) -> None:
+def _check_options(segmenter: str | Segmenter, backend: Backend | None) -> None:
     """Refuse unknown names before anything is loaded; whether the package is there shows when it is used."""
     if isinstance(segmenter, str) and not segmenter.startswith("spacy:"):
         check_choice("Engine", "segmenter", segmenter, ("auto", "spacy", "spacy:<package>", "rules"))
-    check_choice("Engine", "backend", "auto" if backend is None else backend, BACKENDS)
+    if backend is not None:
+        check_choice("Engine", "backend", backend, get_args(Backend))
 
 
 def score(
@@ -381,7 +339,7 @@ def score(
 ) -> Tensor:
     """Scores of images against texts by the engine of that name, which stays loaded for the next call.
 
-    Arguments and errors as for ``load`` and ``Engine.score``; the two engines used last are kept.
+    Arguments and errors as for `load` and `Engine.score`; the two engines used last are kept.
     """
     return _loaded(model).score(images, texts, scorer=scorer, pairs=pairs, output=output, progress=progress)
 

@@ -150,7 +150,8 @@ def group_scores(scores: Scores, *, ids: Sequence[str] | None = None) -> GroupOu
             f"group_scores: scores must be (items, images, texts) = (n, 2, 2), got {tuple(array.shape)}"
         )
     right, other = array[:, (0, 1), (0, 1)], array[:, (0, 1), (1, 0)]  # (n, 2): own text; other text
-    # Compared, not subtracted: a difference of subnormals could round, a comparison cannot.
+    # Compared, not subtracted: where a library has told the CPU to flush subnormals to zero, the difference of two
+    # close scores is 0 although they differ.
     ipos, ineg = (right > other).T
     tpos, tneg = (right > other[:, ::-1]).T  # text 0 against image 1, text 1 against image 0
     text, image = ipos & ineg, tpos & tneg
@@ -245,7 +246,7 @@ def recall_credit(counts: RankCounts, k: int, *, ties: str = "wrong") -> Floats:
 
     ``"wrong"`` puts every tied wrong candidate in front; ``"share"`` is the chance that a random order of
     the tied ones brings a right one into the first ``k``: ``1 - C(equal, m) / C(equal + right_equal, m)``
-    with ``m = k - greater`` places left.
+    with ``m = k - greater`` places left. Raises ValueError for a ``k`` below 1 or another rule.
 
     >>> counts = rank_counts([[0.5, 0.5, 0.5, 0.1]], [[0]])
     >>> recall_credit(counts, 2).tolist(), recall_credit(counts, 2, ties="share").round(3).tolist()
@@ -322,7 +323,7 @@ def macro_average(
 
 
 def group_means(values: ArrayLike, groups: Sequence[str]) -> Mapping[str, tuple[float, int]]:
-    """Mean and count of each group, in order of first appearance."""
+    """Mean and count of each group, in order of first appearance; ValueError unless values ``(n,)`` fit groups."""
     array = np.asarray(values, dtype=np.float64)
     if array.shape != (len(groups),):
         raise ValueError(f"group_means: values must be ({len(groups)},) like groups, got {array.shape}")
@@ -349,7 +350,7 @@ def bootstrap_interval(
 
     Arguments: ``values (n,)``, finite, n >= 1; ``groups``, names ``(n,)`` when the statistic is the mean of
     the groups' means; ``level``, the coverage; ``resamples`` and ``seed`` of the draws (the same input gives
-    the same interval).
+    the same interval). Raises ValueError for other values, a level outside 0..1 and fewer than 1 resamples.
 
     >>> 0.44 < bootstrap_interval([0.0, 1.0] * 200).low < 0.5
     True
@@ -382,7 +383,7 @@ def bootstrap_interval(
 
 
 def wilson_interval(successes: int, n: int, *, level: float = 0.95) -> Interval:
-    """Wilson's score interval of a proportion; it has width even at 0 and 1.
+    """Wilson's score interval of a proportion, wide even at 0 and 1; ValueError for what is no proportion or level.
 
     >>> round(wilson_interval(400, 400).low, 4)
     0.9905

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.atomic_files import write_text
 from engine.features import Features, ImageFeatures, TextFeatures
 
 FORMAT_VERSION = 1
@@ -44,14 +45,13 @@ Progress = Callable[[int, int], None]
 class Manifest:
     """What a store holds.
 
-    Attributes
-    ----------
-    kind: ``"images"`` or ``"texts"``.
-    rows: rows N of the whole store, whether written or not.
-    fingerprint: of the encoder that makes them.
-    source: what the rows are of, such as the data set with its settings; equal only for the same rows in order.
-    dtype: floating-point parts are kept in, ``"float16"``, ``"bfloat16"`` or ``"float32"``.
-    shard_rows: rows of one shard; the last may have fewer.
+    Attributes:
+        kind: `"images"` or `"texts"`.
+        rows: rows N of the whole store, whether written or not.
+        fingerprint: of the encoder that makes them.
+        source: what the rows are of, such as the data set with its settings; equal only for the same rows in order.
+        dtype: floating-point parts are kept in, `"float16"`, `"bfloat16"` or `"float32"`.
+        shard_rows: rows of one shard; the last may have fewer.
     """
 
     kind: str
@@ -74,15 +74,14 @@ class Manifest:
 class FeatureStore(Generic[Features]):
     """Features of N rows on disk. Reading may be done from several threads and processes, filling by one at a time.
 
-    Example
-    -------
-    >>> import tempfile
-    >>> from torch.nn.functional import normalize
-    >>> store = FeatureStore.create(tempfile.mkdtemp(), Manifest("texts", rows=5, fingerprint="f", shard_rows=2))
-    >>> store.fill(lambda start, stop: TextFeatures(normalize(torch.ones(stop - start, 4)), fingerprint="f"))
-    >>> store[[4, 0]].embedding
-    tensor([[0.5000, 0.5000, 0.5000, 0.5000],
-            [0.5000, 0.5000, 0.5000, 0.5000]])
+    Example:
+        >>> import tempfile
+        >>> from torch.nn.functional import normalize
+        >>> store = FeatureStore.create(tempfile.mkdtemp(), Manifest("texts", rows=5, fingerprint="f", shard_rows=2))
+        >>> store.fill(lambda start, stop: TextFeatures(normalize(torch.ones(stop - start, 4)), fingerprint="f"))
+        >>> store[[4, 0]].embedding
+        tensor([[0.5000, 0.5000, 0.5000, 0.5000],
+                [0.5000, 0.5000, 0.5000, 0.5000]])
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
@@ -92,7 +91,7 @@ class FeatureStore(Generic[Features]):
 
     @classmethod
     def create(cls, folder: str | PathLike[str], manifest: Manifest) -> FeatureStore[Any]:
-        """A new store in ``folder``, or the one that is there with what was written of it.
+        """A new store in `folder`, or the one that is there with what was written of it.
 
         Raises ValueError, naming what differs, when the folder holds another store.
         """
@@ -109,15 +108,12 @@ class FeatureStore(Generic[Features]):
             return store
         path.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"format_version": FORMAT_VERSION, **asdict(manifest)}, indent=1)
-        unfinished = path / "manifest.json.part"
-        _write_text(unfinished, text + "\n")
-        unfinished.replace(path / "manifest.json")
-        _flush_folder(path)
+        write_text(path / "manifest.json", text)
         return cls(path, manifest)
 
     @classmethod
     def open(cls, folder: str | PathLike[str]) -> FeatureStore[Any]:
-        """The store in ``folder``. Raises FileNotFoundError, or ValueError for a manifest that cannot be read."""
+        """The store in `folder`. Raises FileNotFoundError, or ValueError for a manifest that cannot be read."""
         path = Path(folder) / "manifest.json"
         if not path.is_file():
             raise FileNotFoundError(f"FeatureStore: {path} is missing; the folder holds no store")
@@ -135,7 +131,7 @@ class FeatureStore(Generic[Features]):
 
     @property
     def kind(self) -> type[Features]:
-        """``ImageFeatures`` or ``TextFeatures``."""
+        """`ImageFeatures` or `TextFeatures`."""
         return KINDS[self.manifest.kind]  # type: ignore[return-value]
 
     @property
@@ -148,9 +144,9 @@ class FeatureStore(Generic[Features]):
         return [shard for shard in range(self.shards) if not self._place(shard).is_dir()]
 
     def fill(self, encode: Callable[[int, int], Features], *, progress: Progress | None = None) -> None:
-        """Write every shard that is missing; ``encode(start, stop)`` gives the features of those rows.
+        """Write every shard that is missing; `encode(start, stop)` gives the features of those rows.
 
-        ``progress`` is called with (rows written, rows in all). What was written stays when this is interrupted, and
+        `progress` is called with (rows written, rows in all). What was written stays when this is interrupted, and
         the next call goes on there. Raises ValueError for features of another encoder, kind or number of rows, and
         for numbers that the dtype of the store cannot hold; OSError when the disk is full.
         """

@@ -11,8 +11,10 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
+from engine.choices import Probability
 from engine.encoders.base import Encoder, EncoderSpec, Tokens
 from engine.features import ImageFeatures, TextFeatures
+from engine.images import ResizePolicy
 
 SIDE, PATCHES, WIDTH = 16, 4, 24
 PALETTE = {"red": (255, 0, 0), "green": (0, 200, 0), "blue": (0, 0, 255), "grey": (128, 128, 128)}
@@ -25,9 +27,9 @@ class FakeEncoder(Encoder):
         self,
         *,
         taps: Mapping[str, bool] | None = None,
-        probability: str = "softmax",
+        probability: Probability = "softmax",
         context_length: int = 12,
-        resize: str = "squash",
+        resize: ResizePolicy = "squash",
         name: str = "fake",
     ) -> None:
         self.device = torch.device("cpu")

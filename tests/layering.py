@@ -9,7 +9,7 @@ from pathlib import Path
 
 # A unit may import units of lower rows, and itself; units of one row do not import each other.
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("engine._C", "engine.kernels"),
+    ("engine._C", "engine.kernels", "engine.atomic_files", "engine.choices"),
     ("engine.reference",),
     ("engine.ops",),
     (
@@ -47,6 +47,26 @@ OUTSIDERS = ("tests", "bench", "kernels")
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_KERNEL_LINES = 120
+MAX_PARAMETERS = 7
+# An op has one parameter for each of its tensors and switches, and so has its specification.
+MANY_PARAMETERS = frozenset({"engine.kernels", "engine.ops", "engine.reference"})
+# What may stand alone at the top of a module: it completes an op of our own.
+COMPLETING_CALLS = (".register_autograd", ".register_fake", ".register_kernel")
+# Calls that change the whole process, unless they stand in a `with` that takes back what they do.
+GLOBAL_CALLS = frozenset(
+    {
+        *("os.putenv", "os.unsetenv", "os.chdir", "os.umask", "sys.setrecursionlimit", "locale.setlocale"),
+        *("os.environ.update", "os.environ.setdefault", "os.environ.pop", "os.environ.clear", "sys.path.append"),
+        *("sys.path.insert", "random.seed", "np.random.seed", "numpy.random.seed", "torch.manual_seed"),
+        *("warnings.filterwarnings", "warnings.simplefilter", "logging.basicConfig", "np.seterr", "numpy.seterr"),
+        *("torch.set_num_threads", "torch.set_num_interop_threads", "torch.set_default_dtype"),
+        *("torch.set_default_device", "torch.set_grad_enabled", "torch.set_float32_matmul_precision"),
+        *("torch.use_deterministic_algorithms", "torch.set_flush_denormal", "matplotlib.use", "gc.disable"),
+    }
+)
+TAKING_BACK = {"torch.manual_seed": "fork_rng", "warnings": "catch_warnings"}
+# Where such a call is what the user asked for and is taken back at the end.
+TAKEN_BACK = frozenset((f"engine.training.{run}", "torch.set_num_threads") for run in ("scenes", "heads"))
 VAGUE_NAMES = frozenset({"legacy", "v2", "new", "utils", "helpers", "misc"})
 IMPORTING_CALLS = frozenset({"importlib.import_module", "import_module", "__import__"})
 LEAVING_CALLS = frozenset({"sys.exit", "os._exit", "exit", "quit", "os.abort"})
@@ -183,6 +203,76 @@ def size_faults(root: Path) -> list[str]:
                             f"{where}:{node.lineno}: {node.name} has {length} lines, at most {allowed}"
                         )
     return faults
+
+
+def parameter_faults(root: Path) -> list[str]:
+    """Functions that take too many things to be called without looking them up."""
+    faults = []
+    for module in modules(root):
+        if unit_of(module.name) in MANY_PARAMETERS:
+            continue
+        where = module.path.relative_to(root).as_posix()
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                listed = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+                count = sum(argument.arg not in ("self", "cls") for argument in listed)
+                if count > MAX_PARAMETERS:
+                    faults.append(
+                        f"{where}:{node.lineno}: {node.name} takes {count} parameters, at most {MAX_PARAMETERS}"
+                    )
+    return faults
+
+
+def global_faults(root: Path) -> list[str]:
+    """What happens at import, and what changes the whole process."""
+    faults = []
+    for module in modules(root):
+        where = module.path.relative_to(root).as_posix()
+        if module.path.name != "__main__.py":
+            faults += [f"{where}:{node.lineno}: does something at import" for node in module.tree.body if _acts(node)]
+        scopes = {
+            id(inner): scope
+            for node in ast.walk(module.tree)
+            if isinstance(node, ast.With)
+            for scope in TAKING_BACK.values()
+            if any(scope in ast.unparse(item) for item in node.items)
+            for inner in ast.walk(node)
+        }
+        imported = {
+            (alias.asname or alias.name).partition(".")[0]
+            for node in ast.walk(module.tree)
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for alias in node.names
+        }
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Global):
+                faults.append(f"{where}:{node.lineno}: global {', '.join(node.names)}")
+            elif isinstance(node, ast.Call) and dotted(node.func) in GLOBAL_CALLS:
+                called = dotted(node.func)
+                if not _free(called, scopes.get(id(node))) and (module.name, called) not in TAKEN_BACK:
+                    faults.append(f"{where}:{node.lineno}: {called} changes the whole process")
+            elif isinstance(node, ast.Assign | ast.AugAssign | ast.Delete):
+                targets = [node.target] if isinstance(node, ast.AugAssign) else node.targets
+                for target in targets:
+                    whole = target.value if isinstance(target, ast.Subscript) else target
+                    name = dotted(whole)
+                    if "." in name and name.partition(".")[0] in imported and not _free(name, scopes.get(id(node))):
+                        faults.append(f"{where}:{node.lineno}: {name} is set for the whole process")
+    return faults
+
+
+def _free(name: str, scope: str | None) -> bool:
+    """Whether the `with` around it takes back what a call or assignment by this name does."""
+    return scope is not None and scope in (TAKING_BACK.get(name), TAKING_BACK.get(name.partition(".")[0]))
+
+
+def _acts(node: ast.stmt) -> bool:
+    """Whether a statement at the top of a module does more than to define and import."""
+    if isinstance(node, ast.For | ast.While | ast.With | ast.Delete | ast.Raise):
+        return True
+    if not isinstance(node, ast.Expr) or isinstance(node.value, ast.Constant):
+        return False
+    return not (isinstance(node.value, ast.Call) and dotted(node.value.func).endswith(COMPLETING_CALLS))
 
 
 def name_faults(root: Path) -> list[str]:

@@ -16,6 +16,7 @@ import transformers
 from PIL import Image
 from safetensors.torch import save_file
 
+from engine.encoders import open_clip_sources
 from engine.encoders.open_clip import build_model, load_open_clip
 from engine.encoders.open_clip_checkpoints import read_checkpoint
 from tests.tiny_open_clip import CONFIGS, random_model, register, small_tokenizer, write_folder
@@ -253,6 +254,7 @@ def test_vit_b_32_by_tag_runs_with_the_activation_of_its_weights(tmp_path, monke
     model = build_model({**open_clip.get_model_config("ViT-B-32"), "quick_gelu": True}).eval()
     weights = tmp_path / "openai.safetensors"
     save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, weights)
+    monkeypatch.setattr(open_clip_sources, "why_unreachable", lambda: None)
     monkeypatch.setattr(open_clip, "download_pretrained", lambda facts: str(weights))
     encoder = load_open_clip("ViT-B-32/openai", device="cpu", resize="source")
     assert encoder.spec.activation == "quick_gelu" and encoder.spec.grid == (7, 7)
@@ -276,6 +278,7 @@ def test_a_hub_name_brings_configuration_and_weights(tmp_path, monkeypatch):
         asked.append((name, filename))
         return str(folder / filename)
 
+    monkeypatch.setattr(open_clip_sources, "why_unreachable", lambda: None)
     monkeypatch.setattr(open_clip.pretrained, "download_pretrained_from_hf", fetch)
     spec = load_open_clip("hf-hub:owner/name", device="cpu").spec
     assert asked == [("owner/name", "open_clip_config.json"), ("owner/name", "open_clip_model.safetensors")]

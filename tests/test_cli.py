@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +14,12 @@ from PIL import Image
 
 from engine.benchmarks import demo
 from engine.benchmarks.demo import DemoConfig, DemoResult
+from engine.cli.demonstration import in_words
 from engine.cli.main import COMMANDS
 from engine.cli.options import image_files, scorer_with
 from engine.encoders.registry import families
 from engine.engine import Engine
+from engine.scenes.items import CATEGORIES
 from engine.scorers.max_sim import MaxSim
 from engine.scorers.sgi import SGI
 from tests.command_line import Shell, fake_shell
@@ -162,6 +165,40 @@ def test_demo_scores_and_draws(shell: Shell, tmp_path: Path, monkeypatch: pytest
     assert (target / "index.html").exists()
 
 
+def test_a_piped_demo_says_what_it_does_and_how_long_it_takes(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    fake = Engine(FakeEncoder(context_length=40), segmenter="rules")
+    monkeypatch.setattr(
+        "engine.cli.demonstration.run", lambda config, *, progress: demo.run(config, engine=fake, progress=progress)
+    )
+    assert shell("demo", "--items", "2", "--output", tmp_path / "demo") == 0
+    lines = shell.err.splitlines()
+    assert lines[0] == "peaksim: demo: 5 categories of 2 items and 2 choices with negations, scored and drawn"
+    assert lines[1].startswith("peaksim: color: global, max_sim, sgi rescaled (")
+    assert lines[1].endswith(" of 40 pictures)") and lines[-1].startswith("peaksim: negation: global, ")
+    assert len(lines) == 1 + 2 * 5 + 1
+    assert in_words(DemoConfig()).endswith("; about a minute on two cores")
+    assert "minute" not in in_words(DemoConfig(model="hf:other"))
+
+
+def test_a_piped_evaluation_names_its_steps(shell: Shell):
+    assert shell("eval", "scenes", "--limit", "1", "--scorer", "global", *MODEL) == 0
+    assert [line.split(" (")[0] for line in shell.err.splitlines() if "(" in line and "warning" not in line] == [
+        f"peaksim: {category}: global" for category in CATEGORIES
+    ]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_is_explained(shell: Shell, command: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert shell(command, "--help") == 0
+    assert "``" not in shell.out and "(default: )" not in shell.out and "(default: None)" not in shell.out
+    # Where there are no words the default stands alone, behind the option or on the line below it.
+    bare = [line for line in shell.out.splitlines() if re.search(r"^\W*(--\S+ .*?  +)?\((default|opt|repeat)", line)]
+    assert not bare, bare
+
+
 TINY = (
     *("--steps", "1", "--batch-size", "2", "--width", "8", "--heads", "1", "--stem-width", "8"),
     *("--image-layers", "1", "--text-layers", "1", "--skip-figures"),
@@ -185,7 +222,7 @@ def test_train_writes_a_model(shell: Shell, tmp_path: Path):
         (["score", "{photos}", "--text", "red", "--model", "clip"], "load: name must be 'fake', got 'clip'"),
         (
             ["score", "{photos}", "--text", "red", "--scorer", "x"],
-            "scorer: must be one of 'global', 'max_sim'",
+            "scorer: must be one of 'global', ",
         ),
         (["score", "{empty}", "--text", "red"], "the folder must hold pictures (.bmp, "),
         (["score", "{photos}", "--text", "red", "--option", "crops"], "--option: must be NAME=VALUE"),
@@ -271,7 +308,9 @@ def test_a_file_is_taken_whatever_its_name_is(photos: Path):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(shell: Shell, command: str):
     assert shell(command, "--help") == 0
-    assert f"usage: peaksim {command}" in shell.out and "--json" in shell.out
+    # Commands of several kinds show their options one level below.
+    shown = "--json" in shell.out or "subcommands" in shell.out
+    assert f"usage: peaksim {command}" in shell.out and shown
 
 
 def test_help_is_there_at_once_and_without_torch():

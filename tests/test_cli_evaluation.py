@@ -16,6 +16,7 @@ from engine.cli.evaluation import Baseline, Benchmark
 from engine.cli.options import scorer_named
 from engine.engine import Engine
 from engine.scenes.items import CATEGORIES
+from engine.scenes.settings import ITEMS_FORMAT
 from engine.scorers.max_sim import MaxSim
 from engine.scorers.sgi import SGI
 from tests.command_line import Shell, fake_shell, write_data
@@ -123,6 +124,64 @@ def test_eval_renders_the_scenes(shell: Shell, tmp_path: Path):
     assert json.loads((tmp_path / "scenes.json").read_text(encoding="utf-8")) == found
     assert shell(*call) == 0
     assert "| global |" in shell.out and "split held_out" in shell.out
+    # The cosine looks at no segments: nothing is said of them.
+    assert found["segmenter"] == "" and "segments" not in shell.out
+    assert shell(*call, "--scorer", "sgi", "--option", "crops=native") == 0
+    assert "| sgi crops=native |" in shell.out and "segments parsed (rules)" in shell.out
+
+
+def test_compare_reads_whatever_eval_and_compare_wrote(shell: Shell, data: Path, tmp_path: Path):
+    files = [tmp_path / f"{name}.json" for name in ("global", "native", "negation", "official", "table")]
+    scenes = ("eval", "scenes", "--limit", "2", *MODEL)
+    assert shell(*scenes, "--scorer", "global", "--out", files[0]) == 0
+    assert shell(*scenes, "--scorer", "sgi", "--option", "crops=native", "--out", files[1]) == 0
+    assert shell("eval", "scenes_negation", "--limit", "2", "--scorer", "global", *MODEL, "--out", files[2]) == 0
+    assert shell("eval", "winoground", "--data", data, *MODEL, "--out", files[3]) == 0
+    assert shell("compare", *files[:4], "--out", files[4], "--json") == 0, shell.err
+    found = json.loads(shell.out)
+    assert {(one["subject"], one["benchmark"]) for one in found} == {
+        *(("fake · global", f"scenes_{category}") for category in CATEGORIES),
+        *(("fake · sgi crops=native", f"scenes_{category}") for category in CATEGORIES),
+        *(("fake · global", name) for name in ("scenes_negation", "scenes_retrieval", "scenes_retrieval_negated")),
+        ("fake · global", "winoground"),
+    }
+    assert "SGI(" in found[5]["fingerprint"] and found[5]["fingerprint"].endswith(" · rules")
+    assert shell("compare", files[4], "--json") == 0 and json.loads(shell.out) == found
+    # What is run stands beside what was saved, and is the same.
+    run = ("compare", "--models", "fake", "--scorers", "sgi?crops=native", "--segmenter", "rules", "--limit", "2")
+    assert shell(*run, "--results", tmp_path / "kept", "--json") == 0, shell.err
+    assert json.loads(shell.out) == found[5:10]
+    assert shell(*run, files[0], "--results", tmp_path / "kept") == 0 and "| fake · global |" in shell.out
+
+
+def test_scenes_of_other_items_are_not_set_side_by_side(shell: Shell, tmp_path: Path):
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    call = ("eval", "scenes", "--limit", "2", "--scorer", "max_sim", *MODEL)
+    shell("eval", "scenes", "--limit", "2", "--scorer", "global", *MODEL, "--out", files[0])
+    for other in (("--limit", "3"), ("--split", "shifted")):
+        assert shell(*call, *other, "--out", files[1]) == 0
+        assert shell("compare", *files) == 2 and "must be one edition throughout" in shell.err
+    assert shell(*call, "--out", files[1]) == 0 and shell("compare", *files) == 0
+    values = json.loads(files[1].read_text(encoding="utf-8"))
+    for change in ({"items_format": ITEMS_FORMAT + 1}, {"benchmark": {**values["benchmark"], "seed": 1}}):
+        files[1].write_text(json.dumps(values | change), encoding="utf-8")
+        assert shell("compare", *files) == 2 and "must be one edition throughout" in shell.err
+
+
+def test_kept_scenes_of_another_format_are_made_anew(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    call = ("compare", "--models", "fake", "--limit", "1", "--results", tmp_path / "kept")
+    assert shell(*call) == 0 and shell(*call) == 0
+    assert len(list((tmp_path / "kept" / "scenes").iterdir())) == 1
+    monkeypatch.setattr("engine.benchmarks.comparison.ITEMS_FORMAT", ITEMS_FORMAT + 1)
+    assert shell(*call) == 0
+    assert len(list((tmp_path / "kept" / "scenes").iterdir())) == 2
+
+
+def test_given_segments_are_part_of_the_name(shell: Shell, tmp_path: Path):
+    call = ("eval", "scenes", "--limit", "1", "--scorer", "sgi", "--segments", "oracle", *MODEL)
+    found = shell.json(*call, "--out", tmp_path / "oracle.json")
+    assert found["segmenter"] == "oracle" and found["subjects"]["sgi"][0] == "fake · sgi segments=oracle"
+    assert shell("compare", tmp_path / "oracle.json") == 0 and "| fake · sgi segments=oracle |" in shell.out
 
 
 def test_compare_runs_what_is_not_there_yet(shell: Shell, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -225,7 +284,10 @@ def test_official_places_are_refused_by_name(data: Path):
         (["eval", "scenes_negation", "--segments", "oracle"], "has no use for --segments"),
         (["eval", "scenes", "--option", "a=b"], "eval scenes --scorer standard: has no use for --option"),
         (["compare"], "compare: give --models, --baselines, or files that `peaksim eval --out` wrote"),
-        (["compare", "{data}/sugarcrepe/add_att.json"], "must be a result of an official benchmark"),
+        (
+            ["compare", "{data}/sugarcrepe/add_att.json"],
+            "must be a result that `peaksim eval --out` or `compare --out` wrote",
+        ),
         (["compare", "--models", "a", "a"], "compare: --models must differ, got a a"),
         (["compare", "--baselines", "oracle"], "--baselines need an official benchmark, got scenes alone"),
         (["compare", "--models", "a", "--scorers"], "needs at least one of --benchmarks and of --scorers"),

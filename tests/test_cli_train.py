@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 from pathlib import Path
 
@@ -9,7 +11,12 @@ import pytest
 
 from engine.cli.main import main
 from engine.encoders.scenes import load_scenes
+from engine.heads.linear import LinearAlignmentConfig
+from engine.heads.max_sim_head import MaxSimHeadConfig
 from engine.heads.registry import load_head
+from engine.heads.tfglobal import TFGlobalConfig
+from engine.heads.tflocal import TFLocalConfig
+from engine.training.heads import HeadTrainConfig
 
 SMALL = ("--items", "3", "--categories", "color", "size", "--steps", "2", "--batch-size", "2", "--skip-figures")
 
@@ -57,6 +64,24 @@ def test_finetune_writes_a_model(tmp_path, capsys):
     done = capsys.readouterr()
     assert json.loads(done.out) == {"model": f"scenes:{tmp_path / 'run'}"} and "group_color 0." in done.err
     assert load_scenes(tmp_path / "run").spec.fingerprint != load_scenes().spec.fingerprint
+
+
+@pytest.mark.parametrize("kind", ["max_sim_head", "tflocal", "tfglobal", "linear", "finetune"])
+def test_help_shows_every_option(capsys, kind):
+    assert main(["train", kind, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "--json" in shown and "--learning-rate" in shown and "``" not in shown and "(default: None)" not in shown
+
+
+@pytest.mark.parametrize(
+    "kind", [HeadTrainConfig, MaxSimHeadConfig, TFLocalConfig, TFGlobalConfig, LinearAlignmentConfig]
+)
+def test_every_option_has_words(kind):
+    body = ast.parse(inspect.getsource(kind)).body[0].body
+    for place, line in enumerate(body):
+        if isinstance(line, ast.AnnAssign):
+            words = body[place + 1]
+            assert isinstance(words, ast.Expr) and isinstance(words.value.value, str), line.target.id
 
 
 def test_a_wrong_call_is_one_line(tmp_path, capsys):

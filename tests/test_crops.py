@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from engine.crops import CROP_GRIDS, CropGrid, crop, crop_grid, crop_pixels, crops, fill_colour
+from engine.crops import CROP_GRIDS, CropGrid, crop, crop_grid, crops, fill_colour
 
 
 def picture(height: int, width: int, seed: int = 0) -> Image.Image:
@@ -168,25 +168,11 @@ def test_tiny_images_can_be_filled_and_cropped(size: tuple[int, int]) -> None:
     boxes = crop_grid("scenes").boxes(*size)
     for mode in ("rescaled", "native"):
         assert len(crops(image, boxes, mode=mode)) == 35
-    assert crop_pixels(image, boxes, (4, 6)).shape == (35, 4, 6, 3)
 
 
-@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
-@pytest.mark.parametrize("mode", ["rescaled", "native"])
-def test_crop_pixels_equals_pillow_crop_by_crop(mode: str, interpolation: str) -> None:
-    image = picture(50, 64)
-    boxes = crop_grid("scenes").boxes(50, 64)
-    batch = crop_pixels(image, boxes, (40, 48), mode=mode, interpolation=interpolation)
-    filters = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
-    for row, region in enumerate(crops(image, boxes, mode=mode)):
-        expected = region if region.size == (48, 40) else region.resize((48, 40), filters[interpolation])
-        assert np.array_equal(batch[row], np.asarray(expected))
-
-
-def test_crop_pixels_hands_fill_and_place_on() -> None:
+def test_the_same_place_on_a_canvas_of_one_colour() -> None:
     image = picture(12, 12)
-    box = np.array([[0, 0, 6, 6]])
-    sheet = crop_pixels(image, box, (12, 12), mode="native", fill=(1, 2, 3), place="same")[0]
+    sheet = np.asarray(crop(image, (0, 0, 6, 6), mode="native", fill=(1, 2, 3), place="same"))
     assert np.array_equal(sheet[:6, :6], np.asarray(image)[:6, :6])
     assert (sheet[6:] == (1, 2, 3)).all()
 
@@ -194,7 +180,6 @@ def test_crop_pixels_hands_fill_and_place_on() -> None:
 def test_no_boxes_give_no_crops() -> None:
     none = np.empty((0, 4), dtype=np.int64)
     assert crops(picture(5, 5), none) == []
-    assert crop_pixels(picture(5, 5), none, (3, 3)).shape == (0, 3, 3, 3)
 
 
 def test_the_image_is_left_as_it_was() -> None:
@@ -234,11 +219,6 @@ BOX = (0, 0, 3, 3)
         (lambda i: crop(i, BOX, fill="black"), 'fill_colour: fill must be an RGB tuple, "border" or "mean"'),
         (lambda i: crop(i, BOX, fill=(0, 0, 256)), "fill_colour: an RGB fill must be three numbers 0..255"),
         (lambda i: fill_colour(i.convert("L"), "mean"), "fill_colour: image must be RGB, got mode L"),
-        (lambda i: crop_pixels(i, [BOX], (0, 3)), r"crop_pixels: size must be at least 1, got \(0, 3\)"),
-        (
-            lambda i: crop_pixels(i, [BOX], (3, 3), interpolation="nearest"),
-            'crop_pixels: interpolation must be "bicubic" or "bilinear", got \'nearest\'',
-        ),
     ],
 )
 def test_wrong_calls_say_what_was_wanted(call, message: str) -> None:

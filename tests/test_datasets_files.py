@@ -96,7 +96,7 @@ def test_missing_images_are_counted_and_named(tmp_path):
         FileNotFoundError, match=r"test: 2 of 3 images are not in .*, e.g. gone1.png, gone2.png"
     ):
         finder.check("error")
-    with pytest.raises(ValueError, match="on_missing must be 'error' or 'skip'"):
+    with pytest.raises(ValueError, match="on_missing must be one of 'error', 'skip', got"):
         finder.check("ignore")
 
 

@@ -121,18 +121,29 @@ def test_verdicts_are_true(found: DemoResult):
         assert first.picture == second.picture
 
 
-def test_first_item_of_each_verdict_is_taken(peaksim: Engine, tmp_path: Path):
-    items = tuple(controlled_items("size", 4, seed=1))
+def test_clearest_item_of_each_verdict_is_taken(peaksim: Engine, tmp_path: Path):
+    items = tuple(controlled_items("size", 5, seed=1))
     sheet = Sheet(tmp_path, tmp_path, peaksim, STANDARD_SCORERS["sgi native"])
-    by_sgi = torch.stack([RIGHT, RIGHT, WRONG, RIGHT])
-    by_global = torch.stack([RIGHT, WRONG, RIGHT, WRONG])
+    # Items 1 and 3 are found, the second of them by far; 2 and 4 are missed, the first of them by far.
+    by_sgi = torch.stack([RIGHT, RIGHT * 0.01, WRONG * 2, RIGHT, WRONG])
+    by_global = torch.stack([RIGHT, WRONG, RIGHT, WRONG, RIGHT])
     part = ScoredCategory("size", items, {"global": by_global, "sgi native": by_sgi}, "rules")
     examples = controlled_examples(part, sheet)
-    assert [(example.verdict, example.item) for example in examples] == [(FOUND, 1), (MISSED, 2)]
-    always = replace(part, scores={"global": by_sgi, "sgi native": RIGHT.expand(4, 2, 2)})
-    assert [example.verdict for example in controlled_examples(always, sheet)] == [FOUND]
-    never = replace(part, scores={"global": by_sgi, "sgi native": WRONG.expand(4, 2, 2)})
+    assert [(example.verdict, example.item) for example in examples] == [(FOUND, 3), (MISSED, 2)]
+    always = replace(part, scores={"global": by_global, "sgi native": RIGHT.expand(5, 2, 2)})
+    assert [(example.verdict, example.item) for example in controlled_examples(always, sheet)] == [(FOUND, 1)]
+    never = replace(part, scores={"global": by_global, "sgi native": WRONG.expand(5, 2, 2)})
     assert [(example.verdict, example.item) for example in controlled_examples(never, sheet)] == [(MISSED, 0)]
+
+
+def test_a_choice_that_is_nearly_a_tie_is_not_the_one_shown(peaksim: Engine, tmp_path: Path):
+    items = negation_items(3, seed=1)
+    sheet = Sheet(tmp_path, tmp_path, peaksim, STANDARD_SCORERS["sgi native"])
+    by_global, by_sgi = torch.zeros(3, 4), torch.zeros(3, 4)
+    for row, (item, worth) in enumerate(zip(items, (0.001, 0.3, 0.1), strict=True)):
+        by_sgi[row, item.correct] = worth
+    (example,) = negation_examples(items, {"global": by_global, "sgi native": by_sgi}, sheet)
+    assert (example.verdict, example.item) == (FOUND, 1)
 
 
 def test_picture_shown_is_the_one_that_went_wrong(peaksim: Engine, tmp_path: Path):

@@ -37,7 +37,7 @@ def turned(angle: float) -> torch.Tensor:
 
 
 def captions(angles: list[list[float]]) -> TextFeatures:
-    """One caption a row of ``angles``, its end state at layer l + 1 turned by the l-th of them."""
+    """One caption a row of `angles`, its end state at layer l + 1 turned by the l-th of them."""
     states = torch.stack([torch.stack([turned(a) for a in row]) for row in angles])  # (n, layers, 4)
     noise = torch.randn(len(angles), 2, 4)
     hidden = {layer + 1: torch.cat([noise, states[:, layer, None]], dim=1) for layer in range(states.shape[1])}
@@ -45,7 +45,7 @@ def captions(angles: list[list[float]]) -> TextFeatures:
 
 
 def tiny(late: float = 0.0) -> Engine:
-    """A random model; from layer 4 on every state is drowned by ``late`` times one and the same vector."""
+    """A random model; from layer 4 on every state is drowned by `late` times one and the same vector."""
     torch.manual_seed(0)
     sizes = ScenesModelConfig(
         width=32, heads=2, image_layers=1, text_layers=LAYERS, stem_width=8, embed_dim=16

@@ -238,7 +238,7 @@ def test_progress_is_counted_in_images_and_in_texts(fake: Engine, monkeypatch: p
     fake.score(PICTURES, CAPTIONS, batch_size=2, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(2, 3), (3, 3)]
     seen.clear()
-    monkeypatch.setattr("engine.engine.FEATURE_ROWS", 2)
+    monkeypatch.setattr("engine.encoders.sources.FEATURE_ROWS", 2)
     features = fake.encode_images(PICTURES)
     fake.score(features, CAPTIONS, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(2, 3), (3, 3)]

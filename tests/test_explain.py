@@ -144,3 +144,11 @@ def test_the_picture_is_saved(fake: Engine, tmp_path: Path):
     with Image.open(tmp_path / "why.png") as saved:
         assert saved.size == sheet.size
         assert (np.asarray(saved) == np.asarray(sheet)).all()
+
+
+@pytest.mark.parametrize("name", ["why.txt", "why", "png"])
+def test_a_suffix_of_no_picture_is_refused(tmp_path: Path, name: str):
+    explanation = make(Image.new("RGB", (48, 24)), Match("box", (12, 6, 36, 18), 0.5, 1.0))
+    with pytest.raises(ValueError, match=rf"Explanation.draw: path must end in a picture's suffix.*{name}'$"):
+        explanation.draw(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []

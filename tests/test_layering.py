@@ -29,6 +29,14 @@ def test_names_say_something_and_public_functions_take_no_kwargs():
     assert not layering.name_faults(ROOT)
 
 
+def test_functions_take_few_parameters():
+    assert not layering.parameter_faults(ROOT)
+
+
+def test_nothing_happens_at_import_and_nothing_is_set_for_the_whole_process():
+    assert not layering.global_faults(ROOT)
+
+
 def test_the_reader_sees_the_whole_package():
     names = {module.name for module in layering.modules(ROOT)}
     assert {"engine", "engine.kernels", "engine.doctor"} <= names
@@ -174,6 +182,63 @@ def test_long_functions_are_found(tree):
         "engine/b.py:2: f has 61 lines, at most 60",
         "kernels/b.py:1: f has 121 lines, at most 120",
     ]
+
+
+def test_many_parameters_are_found(tree):
+    seven, eight = "a, /, b, c, d, *, e, f, g", "a, /, b, c, d, *, e, f, g, h"
+    root = tree(
+        {
+            "engine/a.py": f"def f({seven}): ...\nclass A:\n    def f(self, {seven}): ...",
+            "engine/b.py": f"class A:\n    def f(self, {eight}): ...",
+            "engine/ops/c.py": f"def f({eight}): ...",
+            "kernels/d.py": f"def f({eight}): ...",
+        }
+    )
+    assert layering.parameter_faults(root) == ["engine/b.py:2: f takes 8 parameters, at most 7"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import os\nos.environ['A'] = '1'", "2: os.environ is set for the whole process"),
+        ("import os\ndef f():\n    del os.environ['A']", "3: os.environ is set for the whole process"),
+        ("import os\ndef f():\n    os.environ.setdefault('A', '1')", "3: os.environ.setdefault changes"),
+        ("from PIL import Image\ndef f():\n    Image.MAX_IMAGE_PIXELS = None", "3: Image.MAX_IMAGE_PIXELS is set"),
+        ("import torch\ndef f():\n    torch.backends.cudnn.benchmark = True", "3: torch.backends.cudnn.benchmark is"),
+        ("import torch\ndef f():\n    torch.manual_seed(0)", "3: torch.manual_seed changes"),
+        (
+            "import torch, warnings\nwith_ = 1\ndef f():\n    with warnings.catch_warnings():\n"
+            "        torch.manual_seed(0)",
+            "5: torch.manual_seed changes",
+        ),
+        ("x = 1\ndef f():\n    global x\n    x = 2", "3: global x"),
+        ("f()", "1: does something at import"),
+        ("for x in y: pass", "1: does something at import"),
+    ],
+)
+def test_side_effects_are_found(tree, text, message):
+    faults = layering.global_faults(tree({"engine/a.py": text}))
+    assert len(faults) == 1 and faults[0].startswith(f"engine/a.py:{message}")
+
+
+def test_what_is_no_side_effect_passes(tree):
+    text = """
+import warnings
+import torch
+from torch import nn
+x = dict(a=1)
+x["b"] = 2
+torch.library.register_autograd("a::b", f)
+class A:
+    def f(self):
+        self.x = 1
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            warnings.showwarning = print
+"""
+    assert layering.global_faults(tree({"engine/a.py": text, "engine/cli/__main__.py": "f()"})) == []
 
 
 def test_empty_names_and_kwargs_are_found(tree):

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.encoders.open_clip import OpenClipEncoder, load_open_clip
+from engine.encoders.open_clip_text import build_tokenizer
 from tests.tiny_open_clip import CONFIGS, TEXTS, pictures, write_folder
 
 
@@ -106,3 +107,12 @@ def test_options_that_have_no_use_are_refused(folders):
         load_open_clip(str(folders["clip"]), preprocess="clip")
     with pytest.raises(ValueError, match="trained with gelu, got activation='quick_gelu'"):
         load_open_clip(str(folders["clip"]), activation="quick_gelu")
+
+
+@pytest.mark.parametrize(
+    ("text_cfg", "option"),
+    [({"tokenizer_kwargs": {"reduction_mask": "syntax"}}, "reduction_mask"), ({"tokenizer_mode": "hard"}, "hard")],
+)
+def test_a_tokenizer_option_of_unknown_meaning_is_refused(text_cfg: dict, option: str):
+    with pytest.raises(ValueError, match=f"^model: tokenizer option '{option}' is not supported"):
+        build_tokenizer("model", torch.nn.Identity(), text_cfg, folder=None, chosen=None)

@@ -1,4 +1,4 @@
-"""``peaksim train peakpatch``, and the figures in its log."""
+"""`peaksim train peakpatch`, and the figures in its log."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_a_head_is_trained_stopped_stored_and_served(family, encoders, tmp_path)
     def stop(text: str) -> None:
         raise KeyboardInterrupt
 
-    data = negation_data(engine, new_head(), rows, tmp_path / "features")
+    data = negation_data(engine, new_head().needs(), rows, tmp_path / "features")
     first = settings("first", 3)
     whole = load_head(train_peak_patch(new_head(), data, settings("whole", 10), pretraining=first))
     with pytest.raises(KeyboardInterrupt):

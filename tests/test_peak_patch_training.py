@@ -27,7 +27,14 @@ from engine.training.negation_data import (
     read_coco,
     scene_rows,
 )
-from engine.training.peak_patch import SCENES, JointObjective, NegationData, negation_data, train_peak_patch
+from engine.training.peak_patch import (
+    SCENES,
+    JointObjective,
+    NegationData,
+    head_for,
+    negation_data,
+    train_peak_patch,
+)
 from engine.training.peak_patch_losses import choice_loss, keep_loss, regression_loss
 from engine.training.scenes import VOCABULARY
 
@@ -75,7 +82,7 @@ def test_keep_loss_by_hand():
 @torch.no_grad()
 def test_joint_objective_by_hand(engine, rows, tmp_path):
     head = new_head(engine).eval()
-    data = negation_data(engine, head, rows[:3], tmp_path)
+    data = negation_data(engine, head.needs(), rows[:3], tmp_path)
     images, texts = data.batch(torch.arange(3))
     objective = JointObjective(scale=7, temperature=0.5, penalty=0.3, keep=2, whole_score=True)
     torch.manual_seed(8)
@@ -109,7 +116,7 @@ def test_choice_loss_by_hand():
 
 
 def test_data_puts_the_right_answer_first(engine, rows, tmp_path):
-    data = negation_data(engine, new_head(engine), rows, tmp_path)
+    data = negation_data(engine, new_head(engine).needs(), rows, tmp_path)
     images, texts = data.batch(torch.tensor([5, 2]))
     assert len(data) == 48 and len(images) == 2 and len(texts) == 14
     right = [rows[row].texts[3 + rows[row].correct] for row in (5, 2)]
@@ -122,9 +129,10 @@ def test_data_puts_the_right_answer_first(engine, rows, tmp_path):
 
 def test_a_store_is_filled_once(engine, rows, tmp_path):
     told: list[tuple[str, int, int]] = []
-    negation_data(engine, new_head(engine), rows, tmp_path, told=lambda *what: told.append(what))
+    negation_data(engine, new_head(engine).needs(), rows, tmp_path, told=lambda *what: told.append(what))
     assert told == [("images", 48, 48), ("texts", 336, 336)]
-    negation_data(engine, new_head(engine, use_pool=False), rows, tmp_path, told=lambda *what: told.append(what))
+    same = new_head(engine, use_pool=False).needs()
+    negation_data(engine, same, rows, tmp_path, told=lambda *what: told.append(what))
     assert len(told) == 2
 
 
@@ -133,7 +141,7 @@ def test_training_lowers_the_loss_and_leaves_the_encoder_alone(parts, engine, ro
     before = {name: tensor.clone() for name, tensor in engine.encoder._model.state_dict().items()}
     head = new_head(engine, parts=parts)
     frozen = head.projection.clone()
-    data = negation_data(engine, head, rows, tmp_path / "features")
+    data = negation_data(engine, head.needs(), rows, tmp_path / "features")
     first = loss_of(head, data)
     path = train_peak_patch(
         head,
@@ -153,7 +161,7 @@ def test_training_lowers_the_loss_and_leaves_the_encoder_alone(parts, engine, ro
 
 
 def test_a_stopped_run_goes_on_to_the_same_weights(engine, rows, tmp_path):
-    data = negation_data(engine, new_head(engine), rows, tmp_path / "features")
+    data = negation_data(engine, new_head(engine).needs(), rows, tmp_path / "features")
 
     def run(name: str) -> tuple[HeadTrainConfig, HeadTrainConfig]:
         return (
@@ -172,8 +180,17 @@ def test_a_stopped_run_goes_on_to_the_same_weights(engine, rows, tmp_path):
         train_peak_patch(new_head(engine), data, config, pretraining=first, report=stop)
     again = load_head(train_peak_patch(new_head(engine), data, config, pretraining=first))
     assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in whole.state_dict().items())
+    with pytest.raises(ValueError, match="was begun with another objective or other rows"):
+        train_peak_patch(new_head(engine), data, config, pretraining=first, objective=SCENES)
     with pytest.raises(ValueError, match="pretraining needs a folder of its own"):
         train_peak_patch(new_head(engine), data, config, pretraining=config)
+
+
+def test_measured_layers_are_for_the_embedded_model_alone(engine):
+    assert head_for(engine.spec, PeakPatchConfig()) == PeakPatchConfig()
+    embedded = replace(engine.spec, text_layers=8)
+    assert head_for(embedded, PeakPatchConfig(anchor=3)) == PeakPatchConfig(peak=2, anchor=3, low=4)
+    assert head_for(replace(embedded, family="clip"), PeakPatchConfig()) == PeakPatchConfig()
 
 
 def test_explanations_add_up(engine, rows):

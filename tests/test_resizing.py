@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from engine.images import normalise, resize, to_pixels
+from engine.images import normalise, resize
 
 
 def ramp(width: int, height: int) -> Image.Image:
@@ -71,16 +71,6 @@ def test_normalise_is_the_formula() -> None:
     out = normalise(image, mean, std)
     assert out.dtype == torch.float32 and out.shape == (3, 5, 6) and out.is_contiguous()
     np.testing.assert_allclose(out.numpy(), expected.transpose(2, 0, 1), rtol=0, atol=1e-6)
-
-
-def test_to_pixels_is_resize_then_normalise() -> None:
-    images = [ramp(20, 12), ramp(9, 30)]
-    options = {"interpolation": "bilinear", "fill": (5, 5, 5)}
-    batch = to_pixels(images, 8, "pad", mean=(0.1, 0.2, 0.3), std=(1, 2, 3), **options)
-    for row, image in enumerate(images):
-        expected = normalise(resize(image, 8, "pad", **options), (0.1, 0.2, 0.3), (1, 2, 3))
-        assert torch.equal(batch[row], expected)
-    assert to_pixels([], (4, 6), mean=(0, 0, 0), std=(1, 1, 1)).shape == (0, 3, 4, 6)
 
 
 @pytest.mark.parametrize(

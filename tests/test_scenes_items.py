@@ -1,5 +1,6 @@
 """Benchmark items: only the binding differs, each caption is true of its own picture alone, nothing leaks."""
 
+import hashlib
 import re
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import pytest
 from engine.scenes.captions import WORDS, phrase
 from engine.scenes.items import CATEGORIES, ITEM_SPLITS, ControlledItem, controlled_items, described
 from engine.scenes.negation import NEGATION_TEMPLATES, negation_items, retrieval_items
+from engine.scenes.settings import ITEMS_FORMAT
 from engine.scenes.world import (
     SceneSpec,
     is_held_out,
@@ -103,9 +105,7 @@ def test_items_are_unique_deterministic_and_extend(items):
 
 def test_segments_and_boxes_name_the_same_things(items):
     for item in items[:50]:
-        for caption, segments, boxes, spec in zip(
-            item.captions, item.segments, item.boxes, item.scenes, strict=True
-        ):
+        for caption, segments, boxes, spec in zip(item.captions, item.segments, item.boxes, item.scenes, strict=True):
             for segment, (x0, y0, x1, y1) in zip(segments, boxes, strict=True):
                 assert segment in caption
                 assert 0 <= x0 < x1 <= 96 and 0 <= y0 < y1 <= 96
@@ -145,9 +145,7 @@ def test_multiple_choice_has_one_right_answer_whose_place_rotates(split):
         assert is_held_out(item.scene) == (split != "in_domain")
     assert all(sum(i.template == t for i in items) == 40 for t in NEGATION_TEMPLATES)
     assert all(
-        sum(i.correct == k and i.template == t for i in items) == 10
-        for k in range(4)
-        for t in NEGATION_TEMPLATES
+        sum(i.correct == k and i.template == t for i in items) == 10 for k in range(4) for t in NEGATION_TEMPLATES
     )
     assert len({(i.present, i.absent, i.template, i.scene.groups) for i in items}) == 120
     assert negation_items(10, seed=1, split=split) == items[:10]
@@ -210,3 +208,32 @@ def test_described_items_say_more_and_stay_true_of_one_picture(category):
         for scene, caption, parts in zip(full.scenes, full.captions, full.segments, strict=True):
             wanted = {phrase(group) for group in scene.groups[:2]}
             assert set(parts) == wanted and all(part in caption for part in parts)
+
+
+# Mean grey value of the first two pictures (of items: of both) of every category, then of the choices, then of the
+# retrieval, split by split. Float arithmetic may differ a little from machine to machine; another palette, size or
+# background differs more.
+GREY = (
+    *(145.04, 131.37, 112.97, 109.22, 123.25, 154.41, 96.96, 136.66, 125.66, 103.14, 105.78, 142.83, 99.71, 134.46),
+    *(157.46, 115.01, 163.24, 114.3, 100.42, 128.45, 146.6, 106.93, 123.05, 99.0, 152.1, 147.07, 117.68, 129.49),
+    *(102.15, 131.17, 98.12, 134.89, 134.66, 112.15, 113.26, 95.44, 111.56, 124.39, 140.87, 125.61, 114.55, 150.99),
+)
+WORDING = "1e69fef300123026328442b34bb56142a4838490c6909d774d4a2391533ddf9e"
+
+
+def test_a_format_stands_for_the_same_items():
+    """When this fails because items were changed on purpose: raise ITEMS_FORMAT and write the new values here."""
+    words, grey = hashlib.sha256(), []
+    for split in ITEM_SPLITS:
+        for category in CATEGORIES:
+            for item in controlled_items(category, 2, seed=2026, split=split):
+                words.update(repr((item.captions, item.segments)).encode())
+                grey.append(item.images().mean())
+        for choice in negation_items(2, seed=2026, split=split):
+            words.update(repr((choice.captions, choice.correct)).encode())
+            grey.append(choice.image().mean())
+        for scene in retrieval_items(2, seed=2026, split=split):
+            words.update(repr((scene.caption, scene.negated_caption)).encode())
+            grey.append(scene.image().mean())
+    assert ITEMS_FORMAT == 1 and words.hexdigest() == WORDING
+    assert grey == pytest.approx(GREY, abs=0.03)

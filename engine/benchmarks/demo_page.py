@@ -84,9 +84,15 @@ def page(result: DemoResult) -> str:
 {_table(result.report)}
 {_reading(result)}
 <h2>The examples</h2>
-<p>For each category the <em>first</em> item that sgi gets right and global does not, and the first that sgi gets
-wrong: chosen by this rule, not by eye. A frame shows the region that a phrase found, in the color of its line
-below the picture. What is drawn and compared here is sgi at native scale.</p>
+<p>For each category, of the items that sgi gets right and global does not, the one that sgi decides <em>most
+clearly</em>, and of those that sgi gets wrong the one it gets most clearly wrong: chosen by this rule, not by eye.
+The table above says how often each happens.</p>
+<p>How to read an example: the small pictures are the item, beside them its captions and what each scorer gives them.
+Below, the same picture is drawn larger for its own caption and for the wrong one. Each frame is the region in which
+a phrase of that caption scored highest, in the color of its line below the picture; the line holds the phrase and
+that score. A phrase that is true of the picture should frame its object and score high; a phrase that is not has to
+take the best there is. Sizes, places and colors are those of the rendered scene: frames may reach beyond an object,
+for crops come from a fixed grid. What is drawn and compared here is sgi at native scale.</p>
 {sections}
 <h2>With your own pictures</h2>
 <pre>{escape(result.next_steps)}</pre>

@@ -19,13 +19,12 @@ from engine.scorers.base import Scorer
 class GroupFigures:
     """Group score of a head on items of rendered scenes, for the log of its training.
 
-    Arguments
-    ---------
-    engine: whose encoder the head belongs to.
-    scorer: makes the scorer of a head.
-    items: of each category.
-    categories, split, seed: of the items, as for ``ScenesBenchmark``; the seed is another, so that watching the log
-        does not choose by the benchmark's own items.
+    Args:
+        engine: whose encoder the head belongs to.
+        scorer: makes the scorer of a head.
+        items: of each category.
+        categories, split, seed: of the items, as for `ScenesBenchmark`; the seed is another, so that watching the log
+            does not choose by the benchmark's own items.
     """
 
     def __init__(
@@ -47,7 +46,7 @@ class GroupFigures:
         self._features: dict[str, tuple[ImageFeatures, TextFeatures]] = {}
 
     def __call__(self, head: Trainable) -> dict[str, float]:
-        """``group_<category>`` in 0..1."""
+        """`group_<category>` in 0..1."""
         scorer = self.scorer(head)
         first = torch.arange(0, 2 * self.items, 2)
         # Four aligned pairs an item: images 0 0 1 1 with texts 0 1 0 1.

@@ -34,12 +34,11 @@ class _Encoded:
 class NegationFigures:
     """Multiple choice by kind of the right answer and recall among pictures, for the log of a training.
 
-    Arguments
-    ---------
-    engine: whose encoder the head belongs to.
-    items: of the multiple choice, and pictures of the retrieval.
-    split, wording: of ``engine.scenes.negation.negation_items``.
-    seed: of the items; another than the benchmark's, so that watching the log does not choose by its items.
+    Args:
+        engine: whose encoder the head belongs to.
+        items: of the multiple choice, and pictures of the retrieval.
+        split, wording: of `engine.scenes.negation.negation_items`.
+        seed: of the items; another than the benchmark's, so that watching the log does not choose by its items.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class NegationFigures:
         self._encoded: tuple[Needs, _Encoded] | None = None
 
     def __call__(self, head: Head) -> dict[str, float]:
-        """Shares in 0..1: ``choice``, ``choice_<kind>``, ``r@5`` and ``r-neg@5``."""
+        """Shares in 0..1: `choice`, `choice_<kind>`, `r@5` and `r-neg@5`."""
         held = self._features(head.needs())
         device = next(head.parameters()).device
         with torch.no_grad():

@@ -8,6 +8,7 @@ from functools import partial
 from os import PathLike
 from pathlib import Path
 
+from engine.choices import OnMissing
 from engine.datasets.aro import read_order, read_vg_attribution, read_vg_relation
 from engine.datasets.base import Dataset, RetrievalDataset
 from engine.datasets.bivlc import read_bivlc
@@ -67,7 +68,7 @@ def read_official(
     annotations: FilePath | None = None,
     images: FilePath | None = None,
     pictures: bool = True,
-    on_missing: str = "error",
+    on_missing: OnMissing = "error",
     tags: FilePath | None = None,
 ) -> Dataset | RetrievalDataset:
     """A benchmark from its official files.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 
+from engine.atomic_files import written_whole
 from engine.benchmarks.summary import ALL, MACRO, Line, Result
 from engine.metrics import Interval
 
@@ -106,7 +107,8 @@ def bar_chart(results: Sequence[Result], path: str | PathLike[str]) -> Path:
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
     target = Path(path)
-    figure.savefig(target, format="png", bbox_inches="tight")
+    with written_whole(target) as unfinished:
+        figure.savefig(unfinished, format="png", bbox_inches="tight")
     return target
 
 

@@ -7,7 +7,7 @@ chance 16.7 %). The negation sets are in ``engine.benchmarks.scenes_negation``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -16,19 +16,19 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from engine.benchmarks.shared_features import features_for
+from engine.benchmarks.shared_features import Told, features_for
+from engine.benchmarks.subject import label, subject_of
 from engine.encoders.scenes import ScenesEncoder, WordTokenizer
 from engine.encoders.scenes_model import ScenesModel
 from engine.engine import Engine
 from engine.metrics import Interval, bootstrap_interval, group_scores, recall_at_k
 from engine.scenes.items import CATEGORIES, ITEM_SPLITS, ControlledItem, controlled_items
 from engine.scenes.negation import retrieval_items
+from engine.scenes.settings import ITEMS_FORMAT
 from engine.scorers.base import Scorer
 from engine.scorers.max_sim import MaxSim
 from engine.scorers.registry import get_scorer
 from engine.scorers.sgi import SGI
-
-Progress = Callable[[str, int, int], None]
 
 # The rows of the table: what each scorer is called there.
 STANDARD_SCORERS: Mapping[str, Scorer] = {
@@ -91,13 +91,26 @@ class CategoryResult:
 
 @dataclass(frozen=True)
 class ScenesReport:
-    """Results of one model, with what made them."""
+    """Results of one model, with what made them.
+
+    Attributes
+    ----------
+    model, fingerprint: of the encoder.
+    segmenter: what split the captions, ``"oracle"`` for the phrases they were made of, empty where no scorer looks at
+        segments.
+    benchmark: what was measured.
+    results: a row for each scorer and category.
+    subjects: for each scorer the name and the fingerprint that its results have beside those of other benchmarks.
+    items_format: ``engine.scenes.settings.ITEMS_FORMAT`` of the items.
+    """
 
     model: str
     fingerprint: str
     segmenter: str
     benchmark: ScenesBenchmark
     results: tuple[CategoryResult, ...] = field(default_factory=tuple)
+    subjects: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    items_format: int = ITEMS_FORMAT
 
     def result(self, scorer: str, category: str) -> CategoryResult:
         """The row of a scorer and a category; KeyError when it was not measured."""
@@ -124,6 +137,9 @@ class ScenesReport:
             values["segmenter"],
             ScenesBenchmark(**settings),
             results,
+            {name: (title, made_by) for name, (title, made_by) in values.get("subjects", {}).items()},
+            # Before the format was written down there was only the first.
+            values.get("items_format", 1),
         )
 
     def to_markdown(self) -> str:
@@ -154,7 +170,7 @@ def evaluate(
     scorers: Mapping[str, Scorer] = STANDARD_SCORERS,
     benchmark: ScenesBenchmark | None = None,
     *,
-    progress: Progress | None = None,
+    progress: Told | None = None,
 ) -> ScenesReport:
     """Score every item with every scorer.
 
@@ -162,7 +178,8 @@ def evaluate(
     what the engine raises.
     """
     benchmark = benchmark or ScenesBenchmark()
-    return summarise(engine, benchmark, list(score_categories(engine, scorers, benchmark, progress=progress)))
+    scored = list(score_categories(engine, scorers, benchmark, progress=progress))
+    return summarise(engine, benchmark, scored, scorers)
 
 
 def score_categories(
@@ -170,7 +187,7 @@ def score_categories(
     scorers: Mapping[str, Scorer],
     benchmark: ScenesBenchmark,
     *,
-    progress: Progress | None = None,
+    progress: Told | None = None,
 ) -> Iterator[ScoredCategory]:
     """The items of each category with their scores, one category at a time."""
     oracle = benchmark.segments == "oracle"
@@ -185,12 +202,24 @@ def score_categories(
         yield ScoredCategory(category, tuple(items), scores, segmenter)
 
 
-def summarise(engine: Engine, benchmark: ScenesBenchmark, scored: Sequence[ScoredCategory]) -> ScenesReport:
-    """The report of scored categories."""
+def summarise(
+    engine: Engine, benchmark: ScenesBenchmark, scored: Sequence[ScoredCategory], scorers: Mapping[str, Scorer]
+) -> ScenesReport:
+    """The report of categories that these scorers have scored."""
     results = [_result(name, part.category, scores) for part in scored for name, scores in part.scores.items()]
-    segmenter = next((part.segmenter for part in scored if part.segmenter), "oracle")
+    segmenter = next((part.segmenter for part in scored if part.segmenter), "")
     spec = engine.encoder.spec
-    return ScenesReport(spec.name, spec.fingerprint, segmenter, benchmark, tuple(results))
+    subjects = {name: _subject(engine, scorer, benchmark) for name, scorer in scorers.items()}
+    return ScenesReport(spec.name, spec.fingerprint, segmenter, benchmark, tuple(results), subjects)
+
+
+def _subject(engine: Engine, scorer: Scorer, benchmark: ScenesBenchmark) -> tuple[str, str]:
+    """Name and fingerprint of a scorer among the results of other benchmarks."""
+    if benchmark.segments == "oracle" and scorer.needs().segments:
+        spec = engine.spec
+        return f"{spec.name} · {label(scorer)} segments=oracle", f"{spec.fingerprint} · {scorer!r} · oracle"
+    subject = subject_of(engine, scorer)
+    return subject.name, subject.fingerprint
 
 
 def score_items(
@@ -207,7 +236,7 @@ def _scores(
     scorers: Mapping[str, Scorer],
     *,
     oracle: bool,
-    progress: Progress | None = None,
+    progress: Told | None = None,
 ) -> tuple[dict[str, Tensor], str]:
     pictures = [Image.fromarray(pixels) for item in items for pixels in item.images()]
     captions = [caption for item in items for caption in item.captions]
@@ -221,7 +250,8 @@ def _scores(
     for name, images, texts in shared:
         scores = engine.score(images[image_rows], texts[text_rows], scorer=scorers[name], pairs=True)
         found[name] = scores.view(len(items), 2, 2)
-        segmenter = texts.segmenter or segmenter
+        if scorers[name].needs().segments:
+            segmenter = "oracle" if oracle else texts.segmenter or segmenter
     return {name: found[name] for name in scorers}, segmenter
 
 

@@ -9,7 +9,7 @@ names all its objects (R@k), and of the same caption after a true denial (R-Neg@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,7 +19,8 @@ from PIL import Image
 from engine.benchmarks.evaluate import evaluate as evaluate_dataset
 from engine.benchmarks.ranking import TEXT_TO_IMAGE
 from engine.benchmarks.scenes import STANDARD_SCORERS, percent
-from engine.benchmarks.subject import Subject, subject_of
+from engine.benchmarks.shared_features import Told
+from engine.benchmarks.subject import subject_of
 from engine.benchmarks.summary import ALL, Result
 from engine.datasets.base import CHOICE, Dataset, ImageRef, Item, RetrievalDataset, Rule
 from engine.engine import Engine
@@ -32,10 +33,9 @@ from engine.scenes.negation import (
     negation_items,
     retrieval_items,
 )
+from engine.scenes.settings import ITEMS_FORMAT
 from engine.scorers.base import Scorer
 from engine.scorers.sgi import SGI
-
-Progress = Callable[[str, int, int], None]
 
 # sgi leaves a denied phrase out by default; that finding it should count against the picture is an option.
 NEGATION_SCORERS: Mapping[str, Scorer] = {
@@ -169,7 +169,7 @@ def evaluate(
     scorers: Mapping[str, Scorer] = NEGATION_SCORERS,
     benchmark: NegationBenchmark | None = None,
     *,
-    progress: Progress | None = None,
+    progress: Told | None = None,
 ) -> NegationReport:
     """Score the negation sets with every scorer.
 
@@ -186,7 +186,7 @@ def evaluate(
     results: list[NegationResult] = []
     segmenter = ""
     for name, scorer in scorers.items():
-        subject = _subject(engine, name, scorer)
+        subject = subject_of(engine, scorer)
         found: dict[str, Result] = {}
         for part, dataset in sets.items():
             if progress is not None:
@@ -231,12 +231,7 @@ def _ref(kind: str, row: int, item: NegationItem | RetrievalItem) -> ImageRef:
 
 
 def _edition(benchmark: NegationBenchmark, count: str) -> str:
-    return f"{count}, split {benchmark.split}, seed {benchmark.seed}"
-
-
-def _subject(engine: Engine, name: str, scorer: Scorer) -> Subject:
-    made = subject_of(engine, scorer)
-    return Subject(f"{engine.spec.name} · {name}", made.fingerprint, made.score, made.encode_images, made.encode_texts)
+    return f"{count}, split {benchmark.split}, seed {benchmark.seed}, format {ITEMS_FORMAT}"
 
 
 def _plain(result: Result | None) -> Any:

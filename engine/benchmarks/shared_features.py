@@ -10,7 +10,7 @@ from engine.features import ImageFeatures, Needs, TextFeatures
 from engine.images import ImageSource
 from engine.scorers.base import Scorer
 
-# Told (what is being encoded, pictures done, pictures in all).
+# Told (what is being done, how many, of how many).
 Told = Callable[[str, int, int], None]
 
 

@@ -90,6 +90,7 @@ def label(scorer: Scorer) -> str:
 
 def _encode_texts(encode: Callable[[Sequence[str]], Any], texts: Sequence[str]) -> Any:
     with warnings.catch_warnings():
-        # Results count the texts that were cut and name the items that tie; a warning a chunk adds nothing.
+        # Results count the texts that were cut and name the items that tie; a warning a chunk adds nothing. The
+        # filters are the process's: evaluations in several threads at once may lose or keep a warning too many.
         warnings.filterwarnings("ignore", "encode_texts: longer than the model's context", UserWarning)
         return encode(texts)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from engine.cli.options import Shared, WithModel, WithScorer, captions, image_files, wants_bar
+from engine.cli.options import OptionalFile, Shared, WithModel, WithScorer, captions, check_text, image_files, wants_bar
+from engine.cli.outputs import check_file
 from engine.cli.tables import report, show_json, show_line, show_table, show_text_table
 
 if TYPE_CHECKING:
@@ -20,8 +21,12 @@ if TYPE_CHECKING:
 
 # Captions longer than this are numbered in the head of a table and spelled out below it.
 HEAD_LENGTH = 24
+DRAWN = (".png", ".jpg", ".jpeg")
 
-Images = Annotated[Positional[tuple[str, ...]], arg(metavar="IMAGE...", help="Picture files, or folders of them.")]
+Images = Annotated[
+    Positional[tuple[str, ...]],
+    arg(metavar="IMAGE...", help="Picture files, or folders of them.", help_behavior_hint="(required)"),
+]
 Texts = Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="CAPTION", help="A caption; repeatable.")]
 
 
@@ -31,7 +36,7 @@ class Score(WithScorer):
 
     images: Images
     text: Texts = ()
-    text_file: Path | None = None
+    text_file: OptionalFile = None
     """File of captions, one a line."""
     pairs: bool = False
     """Score picture i with caption i alone."""
@@ -82,11 +87,13 @@ class Explain(WithScorer):
     """The caption."""
     scorer: str = "sgi"
     """Way of scoring: global, max_sim, max_sim_head or sgi."""
-    draw: Path | None = None
+    draw: OptionalFile = None
     """Save the picture with its boxes here (.png or .jpg)."""
 
     def run(self) -> int:
         """Print the matches and save the picture when asked to."""
+        check_text("--text", [self.text])
+        check_file("--draw", self.draw, suffixes=DRAWN)
         scorer = self.chosen()
         explanation = self.engine(segmenter=self.segmenter).explain(self.image, self.text, scorer=scorer)
         if self.draw is not None:
@@ -131,6 +138,8 @@ class Classify(WithModel):
         """Print the best labels; 1 when a picture could not be read."""
         if self.top < 1:
             raise ValueError(f"--top must be at least 1, got {self.top}")
+        check_text("--label", self.label)
+        check_text("--template", self.template)
         from engine.encoders.captions import TEMPLATES
         from engine.scorers.registry import get_scorer
 
@@ -170,7 +179,10 @@ class Classify(WithModel):
 class Models(Shared):
     """List the encoders and what each of them offers, or look at one."""
 
-    name: Annotated[Positional[str], arg(metavar="[NAME]", help="Load this model and state its own facts.")] = ""
+    name: Annotated[
+        Positional[str],
+        arg(metavar="[NAME]", help="Load this model and state its own facts.", help_behavior_hint="(optional)"),
+    ] = ""
 
     def run(self) -> int:
         """Print the families of encoders, or the facts of one model."""

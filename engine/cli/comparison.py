@@ -8,43 +8,49 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from engine.cli.evaluation import SCENES_ITEMS, Baseline, Benchmark, OnMissing, in_words
-from engine.cli.options import OnDevice, scorer_named
-from engine.cli.progress import bar
+from engine.atomic_files import write_text
+from engine.choices import OnMissing
+from engine.cli.evaluation import SCENES_ITEMS, Baseline, Benchmark, in_words
+from engine.cli.options import OnDevice, OptionalFolder, check_limit, scorer_named
+from engine.cli.outputs import check_file, check_folder
+from engine.cli.progress import Told, bar
 from engine.cli.tables import report, show_json_text, show_markdown
 
 if TYPE_CHECKING:
-    from engine.benchmarks.comparison import Comparison, Told
+    from engine.benchmarks.comparison import Comparison
     from engine.benchmarks.summary import Result
     from engine.datasets.base import Dataset, RetrievalDataset
 
 FORMATS = (".md", ".json", ".png")
+SAVED = "Results of any benchmark that `eval --out` or `compare --out x.json` wrote."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compare(OnDevice):
     """Set models and scorers side by side on benchmarks, in one table.
 
-    What the folder of --results does not hold yet is run. Files of `eval --out` may stand beside, or alone.
+    What the folder of --results does not hold yet is run. Files that `eval --out` wrote may stand beside, or alone.
     """
 
-    saved: Annotated[Positional[tuple[Path, ...]], arg(metavar="[RESULT ...]", help="Files of `eval --out`.")] = ()
-    models: tuple[str, ...] = ()
+    saved: Annotated[
+        Positional[tuple[Path, ...]], arg(metavar="[RESULT ...]", help=SAVED, help_behavior_hint="(optional)")
+    ] = ()
+    models: Annotated[tuple[str, ...], arg(metavar="NAME [NAME ...]", help_behavior_hint="(optional)")] = ()
     """Names of models; `peaksim models` lists them."""
     scorers: tuple[str, ...] = ("global",)
     """Ways of scoring, options behind a question mark: global "sgi?crops=native&exclusive=true"."""
-    baselines: tuple[Baseline, ...] = ()
+    baselines: Annotated[tuple[Baseline, ...], arg(help_behavior_hint="(optional)")] = ()
     """Rows of who knows the answers, nothing, or the texts alone."""
     benchmarks: tuple[Benchmark, ...] = ("scenes",)
     """Columns; `scenes` gives one a category."""
-    data: Path | None = None
+    data: OptionalFolder = None
     """Folder that holds annotations and pictures of the benchmarks at their usual places."""
     on_missing: OnMissing = "error"
     """What to do when a picture is not there."""
-    limit: int | None = None
+    limit: Annotated[int | None, arg(metavar="N", help_behavior_hint="(optional)")] = None
     """So many items of each benchmark, spread evenly (of scenes 400 a category if not given)."""
     segmenter: str = "auto"
-    """What splits captions into segments."""
+    """What splits captions into segments: spacy, spacy:<package> or rules; auto takes spaCy where it is installed."""
     results: Path = Path("results")
     """Folder of scores and results, kept from run to run."""
     out: Annotated[UseAppendAction[tuple[Path, ...]], arg(metavar="FILE")] = ()
@@ -53,27 +59,21 @@ class Compare(OnDevice):
     def run(self) -> int:
         """Print one row a model and scorer, and one column a benchmark."""
         self._check()
+        from engine.benchmarks.comparison import read_results
         from engine.benchmarks.report import bar_chart, check_charts, comparison, comparison_json
-        from engine.benchmarks.summary import Result
 
-        if any(path.suffix == ".png" for path in self.out):
+        if any(path.suffix.lower() == ".png" for path in self.out):
             check_charts()
-        found = []
-        for path in self.saved:
-            try:
-                found.append(Result.from_json(path.read_text(encoding="utf-8")))
-            except (KeyError, TypeError, ValueError) as error:
-                raise ValueError(f"compare: {path} must be a result of an official benchmark ({error})") from error
+        found = [result for path in self.saved for result in read_results(path)]
         if self.models or self.baselines:
             with bar("items") as advance:
                 found += self._measure(advance)
         table, whole = comparison(found), comparison_json(found)
         for path in self.out:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if path.suffix == ".png":
+            if path.suffix.lower() == ".png":
                 bar_chart(found, path)
             else:
-                path.write_text((table if path.suffix == ".md" else whole) + "\n", encoding="utf-8")
+                write_text(path, table if path.suffix.lower() == ".md" else whole)
         if self.json:
             show_json_text(whole)
         else:
@@ -92,9 +92,11 @@ class Compare(OnDevice):
             raise ValueError("compare: needs at least one of --benchmarks and of --scorers")
         if self.baselines and set(self.benchmarks) == {"scenes"}:
             raise ValueError("compare: --baselines need an official benchmark, got scenes alone")
+        check_limit(self.limit)
         for path in self.out:
-            if path.suffix not in FORMATS:
-                raise ValueError(f"compare: --out must end in {', '.join(FORMATS)}, got {path}")
+            check_file("compare: --out", path, suffixes=FORMATS)
+        if self.models or self.baselines:
+            check_folder("compare: --results", self.results)
 
     def _measure(self, told: Told | None) -> list[Result]:
         scorers = [scorer_named(text) for text in self.scorers]

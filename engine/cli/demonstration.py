@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from engine.benchmarks.demo import DemoConfig, DemoResult, run
+from engine.benchmarks.demo import ITEMS, NEGATION_ITEMS, DemoConfig, DemoResult, run
+from engine.benchmarks.scenes import percent
 from engine.cli.options import Shared
-from engine.cli.progress import bar
-from engine.cli.tables import show_json, show_line, show_table
+from engine.cli.outputs import check_folder
+from engine.cli.progress import steps
+from engine.cli.tables import report, show_json, show_line, show_table
 from engine.metrics import Interval
+from engine.scenes.items import CATEGORIES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,13 +23,23 @@ class Demo(Shared):
 
     def run(self) -> int:
         """Print the group scores and where the pictures are."""
-        with bar("pictures") as advance:
+        check_folder("--output", self.config.output)
+        report(in_words(self.config))
+        with steps("pictures") as advance:
             found = run(self.config, progress=advance)
         if self.json:
             show_json(found.to_dict())
         else:
             show(found)
         return 0
+
+
+def in_words(config: DemoConfig) -> str:
+    """What is going to be done and, where it was measured, how long it takes."""
+    items, choices = config.items, min(config.items, NEGATION_ITEMS)
+    what = f"demo: {len(CATEGORIES)} categories of {items} items and {choices} choices with negations, scored and drawn"
+    measured = (config.items, config.model) == (ITEMS, DemoConfig.model)
+    return f"{what}; about a minute on two cores" if measured else what
 
 
 def show(found: DemoResult) -> None:
@@ -50,8 +63,3 @@ def show_choices(negation: Mapping[str, Interval], items: int) -> None:
     """Right choices among four captions with negations."""
     rows = [(name, percent(share)) for name, share in negation.items()]
     show_table(("scorer", "right choices"), rows, title=f"{items} choices with negations, per cent (chance 25)")
-
-
-def percent(interval: Interval) -> str:
-    """Value and half width of the interval, in per cent."""
-    return f"{100 * interval.value:.1f} ± {50 * (interval.high - interval.low):.1f}"

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from engine.cli.options import WithScorer, scorer_with
-from engine.cli.progress import bar
+from engine.atomic_files import write_text
+from engine.choices import OnMissing
+from engine.cli.options import OptionalFile, OptionalFolder, OptionalPath, WithScorer, check_limit, scorer_with
+from engine.cli.outputs import check_file
+from engine.cli.progress import bar, steps
 from engine.cli.tables import report, show_json_text, show_line, show_markdown
 
 if TYPE_CHECKING:
@@ -39,7 +42,6 @@ Benchmark = Literal[
 ]
 Evaluated = Literal[Benchmark, "scenes_negation"]
 Baseline = Literal["oracle", "constant", "random", "blind_longest", "blind_shortest", "blind_no_negation"]
-OnMissing = Literal["error", "skip"]
 STANDARD = "standard"
 SCENES_ITEMS = 400
 
@@ -54,23 +56,23 @@ class Eval(WithScorer):
     benchmark: Annotated[Positional[Evaluated], arg(help="The benchmark.")]
     scorer: str = STANDARD
     """global, max_sim, max_sim_head or sgi; `standard` is the four of the table on scenes and global elsewhere."""
-    baseline: Baseline | None = None
+    baseline: Annotated[Baseline | None, arg(help_behavior_hint="(optional)")] = None
     """In place of a model: who knows the answers, who knows nothing, or who reads the texts alone. Needs no images."""
-    data: Path | None = None
+    data: OptionalFolder = None
     """Folder that holds annotations and pictures of the benchmarks at their usual places."""
-    annotations: Path | None = None
+    annotations: OptionalPath = None
     """Official annotation file or folder, where it lies elsewhere."""
-    images: Path | None = None
+    images: OptionalFolder = None
     """Folder of the benchmark's pictures, where it lies elsewhere."""
-    tags: Path | None = None
+    tags: OptionalFile = None
     """Of winoground: its new_tag_assignments.json."""
     on_missing: OnMissing = "error"
     """What to do when a picture is not there."""
-    limit: int | None = None
+    limit: Annotated[int | None, arg(metavar="N", help_behavior_hint="(optional)")] = None
     """So many items, spread evenly; on scenes, so many of each category (400 if not given)."""
-    shard: Annotated[str | None, arg(metavar="K/N")] = None
+    shard: Annotated[str | None, arg(metavar="K/N", help_behavior_hint="(optional)")] = None
     """Only every N-th item from the K-th on; K counts from 0."""
-    resume: Path | None = None
+    resume: OptionalFile = None
     """Keep the scores in this file as they come, and go on from it."""
     merge: Annotated[UseAppendAction[tuple[Path, ...]], arg(metavar="FILE")] = ()
     """Score file of a shard, repeatable: they are joined into the file of --resume first."""
@@ -78,11 +80,14 @@ class Eval(WithScorer):
     """Of scenes: combinations never trained on, those trained on, or another renderer setting."""
     segments: Literal["parsed", "oracle"] = "parsed"
     """Of scenes: segments from the captions, or those that the captions were made of."""
-    out: Path | None = None
-    """Write the result here as JSON; `peaksim compare` reads it."""
+    out: OptionalFile = None
+    """Write the result here as JSON, of any benchmark; `peaksim compare` reads it."""
 
     def run(self) -> int:
         """Print the result as a table."""
+        check_limit(self.limit)
+        check_file("--out", self.out)
+        check_file("--resume", self.resume)
         if self.benchmark == "scenes":
             return self._run_scenes()
         if self.benchmark == "scenes_negation":
@@ -96,14 +101,15 @@ class Eval(WithScorer):
         items = SCENES_ITEMS if self.limit is None else self.limit
         settings = ScenesBenchmark(items=items, split=self.split, segments=self.segments)
         engine = self.engine(segmenter=self.segmenter)
-        with bar("items") as advance:
+        with steps("pictures") as advance:
             found = evaluate(engine, scorers, settings, progress=advance)
-        self._show_rendered(
-            found.to_dict(),
-            found.to_markdown(),
+        note = (
             f"group score in per cent ± half a 95 % interval, chance 16.7; {settings.items} items each, "
-            f"split {settings.split}, segments {settings.segments} ({found.segmenter})",
+            f"split {settings.split}"
         )
+        # Without a scorer that looks at segments nothing was split.
+        note += f", segments {settings.segments} ({found.segmenter})" if found.segmenter else ""
+        self._show_rendered(found.to_dict(), found.to_markdown(), note)
         return 0
 
     def _run_negation(self) -> int:
@@ -113,7 +119,7 @@ class Eval(WithScorer):
         self._refuse("segments")
         items = SCENES_ITEMS if self.limit is None else self.limit
         settings = NegationBenchmark(items=items, split=self.split)
-        with bar("items") as advance:
+        with steps("rounds") as advance:
             found = evaluate(self.engine(segmenter=self.segmenter), scorers, settings, progress=advance)
         note = f"{settings.items} choices, retrieval among {settings.scenes} scenes, split {settings.split}"
         self._show_rendered(found.to_dict(), found.to_markdown(), note)
@@ -121,9 +127,12 @@ class Eval(WithScorer):
 
     def _rendered_scorers(self, standard: Mapping[str, Scorer]) -> Mapping[str, Scorer]:
         """The scorers of a rendered benchmark; options of official files are refused."""
+        from engine.benchmarks.subject import label
+
         self._refuse("baseline", "data", "annotations", "images", "tags", "on_missing", "shard", "resume", "merge")
         if self.scorer != STANDARD:
-            return {self.scorer: self._one()}
+            scorer = self._one()
+            return {label(scorer): scorer}
         self._refuse("option")
         return standard
 
@@ -200,8 +209,7 @@ class Eval(WithScorer):
 
     def _write(self, text: str) -> None:
         if self.out is not None:
-            self.out.parent.mkdir(parents=True, exist_ok=True)
-            self.out.write_text(text + "\n", encoding="utf-8")
+            write_text(self.out, text)
 
 
 def shard_of(text: str) -> tuple[int, int]:

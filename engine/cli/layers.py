@@ -1,4 +1,4 @@
-"""``peaksim diagnose``: what the layers of a text tower hold."""
+"""`peaksim diagnose`: what the layers of a text tower hold."""
 
 from __future__ import annotations
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Union
 
 import tyro
 
+from engine.cli.printable import printable
+
 if TYPE_CHECKING:
     from engine.cli.options import Shared
 
@@ -86,7 +88,7 @@ def _run(command: Shared) -> int:
         if command.debug:
             traceback.print_exc()
         else:
-            sys.stderr.write(f"peaksim: {_one_line(error)}\n")
+            sys.stderr.write(f"peaksim: {printable(_one_line(error))}\n")
         return _code(error)
 
 
@@ -115,4 +117,4 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     """A warning as one line, without the place in the source that Python would add."""
-    sys.stderr.write(f"peaksim: warning: {' '.join(str(message).split())}\n")
+    sys.stderr.write(f"peaksim: warning: {printable(' '.join(str(message).split()))}\n")

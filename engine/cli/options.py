@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
@@ -11,10 +13,15 @@ from urllib.parse import parse_qsl
 
 from tyro.conf import UseAppendAction, arg
 
+from engine.cli.printable import is_text
+
 if TYPE_CHECKING:
     from engine.engine import Engine
     from engine.scorers.base import Scorer
 
+OptionalFile = Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(optional)")]
+OptionalFolder = Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="(optional)")]
+OptionalPath = Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="(optional)")]
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 
 
@@ -73,7 +80,7 @@ class WithScorer(WithModel):
     option: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="NAME=VALUE")] = ()
     """Option of the scorer, repeatable: `--option crops=native --option exclusive=true`."""
     segmenter: str = "auto"
-    """What splits captions into segments."""
+    """What splits captions into segments: spacy, spacy:<package> or rules; auto takes spaCy where it is installed."""
 
     def chosen(self) -> Scorer:
         """The scorer with its options."""
@@ -149,15 +156,45 @@ def image_files(paths: tuple[str, ...]) -> list[Path]:
 
 
 def captions(texts: tuple[str, ...], file: Path | None) -> list[str]:
-    """Captions given one by one and those of a file, one a line (empty lines left out).
+    """Captions given one by one and those of a file, one a line (empty lines and a byte order mark left out).
 
-    Raises ValueError for none.
+    Raises ValueError for none, for an empty file, and for what is no UTF-8.
     """
-    lines = [] if file is None else file.read_text(encoding="utf-8").splitlines()
-    found = [*texts, *(line.strip() for line in lines if line.strip())]
+    check_text("--text", texts)
+    found = [*texts, *([] if file is None else _lines(file))]
     if not found:
         raise ValueError("give at least one caption: --text '...' or --text-file FILE")
     return found
+
+
+def check_text(option: str, texts: Iterable[str]) -> None:
+    """Raise ValueError for words of the command line that are no text."""
+    for text in texts:
+        if not is_text(text):
+            raise ValueError(f"{option} must be text in UTF-8, got bytes that are not: {text!r}")
+
+
+def check_limit(limit: int | None) -> None:
+    """Raise ValueError for a number of items that leaves none."""
+    if limit is not None and limit < 1:
+        raise ValueError(f"--limit must be at least 1, got {limit}")
+
+
+def _lines(file: Path) -> list[str]:
+    """The lines of a text file that are not empty, stripped."""
+    # Bytes split at line ends alone; text would split at form feeds and other separators too.
+    raw = file.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines()
+    found = []
+    for number, line in enumerate(raw, 1):
+        try:
+            found.append(line.decode("utf-8").strip())
+        except UnicodeDecodeError as error:
+            byte = f"byte 0x{line[error.start]:02x} at column {error.start + 1}"
+            raise ValueError(f"--text-file: {file} line {number} must be UTF-8, got {byte}") from error
+    kept = [line for line in found if line]
+    if not kept:
+        raise ValueError(f"--text-file: {file} must hold captions, one a line, got none")
+    return kept
 
 
 def wants_bar() -> bool:

@@ -1,4 +1,4 @@
-"""``peaksim train peakpatch``: what a text tower drops of negation is put back, on the frozen features of any model."""
+"""`peaksim train peakpatch`: what a text tower drops of negation is put back, on the frozen features of any model."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ class TrainPeakPatch(Shared):
 
         rows = self.read_rows()
         peaksim = load(self.model, device=self.device)
-        config = head_for(peaksim.spec.family, self.head)
+        config = head_for(peaksim.spec, self.head)
         head = PeakPatch.build(peaksim.spec, config, seed=self.training.seed).to(peaksim.encoder.device)
         head.take_readout(peaksim.encoder.text_readout())
         data = negation_data(
             peaksim,
-            head,
+            head.needs(),
             rows,
             self.features,
             told=lambda what, done, total: report(f"features of {what}: {done}/{total}"),

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from engine.cli.printable import printable, printable_json
+
 # Wider than a terminal is better than numbers broken in two, which is what a pipe would get at 80 columns.
 PIPE_WIDTH = 160
 
@@ -24,9 +26,9 @@ def show_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, title: s
     """Print a table; the first column is text, the others are right-aligned."""
     table = Table()
     for position, name in enumerate(header):
-        table.add_column(Text(name), justify="left" if position == 0 else "right", overflow="fold")
+        table.add_column(Text(printable(name)), justify="left" if position == 0 else "right", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     # A title of the table itself would be broken at the table's width.
     if title:
         show_line(title)
@@ -37,9 +39,9 @@ def show_text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, tit
     """Print a table of words: columns left-aligned, the first never broken, so that it can be copied."""
     table = Table()
     for position, name in enumerate(header):
-        table.add_column(Text(name), overflow="fold", no_wrap=position == 0)
+        table.add_column(Text(printable(name)), overflow="fold", no_wrap=position == 0)
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     # A title of the table itself would be broken at the table's width.
     if title:
         show_line(title)
@@ -48,17 +50,17 @@ def show_text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, tit
 
 def show_line(text: str) -> None:
     """Print one line as it is."""
-    console().print(Text(text), soft_wrap=True)
+    console().print(Text(printable(text)), soft_wrap=True)
 
 
 def show_json(value: Any) -> None:
     """Print a value as JSON, one object, nothing else."""
-    sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False, default=str) + "\n")
+    show_json_text(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False, default=str))
 
 
 def show_json_text(text: str) -> None:
     """Print JSON that has been written out already."""
-    sys.stdout.write(text.rstrip() + "\n")
+    sys.stdout.write(printable_json(text.rstrip()) + "\n")
 
 
 def show_markdown(text: str) -> None:
@@ -67,11 +69,11 @@ def show_markdown(text: str) -> None:
         # Imported here: only a terminal needs it.
         from rich.markdown import Markdown
 
-        console().print(Markdown(text))
+        console().print(Markdown(printable(text)))
     else:
-        sys.stdout.write(text.rstrip() + "\n")
+        sys.stdout.write(printable(text.rstrip()) + "\n")
 
 
 def report(text: str) -> None:
     """One line on standard error."""
-    sys.stderr.write(f"peaksim: {text}\n")
+    sys.stderr.write(f"peaksim: {printable(text)}\n")

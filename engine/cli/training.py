@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar
 
 from tyro.conf import subcommand
 
-from engine.cli.options import Shared
+from engine.cli.options import OptionalFolder, Shared
+from engine.cli.outputs import check_folder
 from engine.cli.peak_patch_training import TrainPeakPatch
 from engine.cli.tables import report, show_json, show_line
 from engine.heads.base import Head, HeadConfig
@@ -34,6 +35,7 @@ class TrainScenes(Shared):
         """Train to the end; progress goes to standard error, the folder of the weights to standard output."""
         from engine.benchmarks.scenes import quick_figures
 
+        check_folder("--output", self.config.output)
         folder: Path = train(self.config, evaluate=None if self.skip_figures else quick_figures, report=report)
         if self.json:
             show_json({"model": f"scenes:{folder}"})
@@ -59,6 +61,7 @@ class OnQuads(Shared):
     figure_items: int = 100
     """Held-out pairs of each category that are evaluated."""
     training: HeadTrainConfig
+    """Settings of the training."""
 
     @property
     def quads(self) -> ScenesQuads:
@@ -79,6 +82,7 @@ class TrainHead(OnQuads):
     features: Path = Path("runs/features")
     """Folder of the store of frozen features, which runs share."""
     head: HeadConfig
+    """Sizes of the head."""
 
     def run(self) -> int:
         """Compute the features that are missing, train, and print how the head is used."""
@@ -161,7 +165,7 @@ class TrainLinear(TrainHead):
 class TrainFinetune(OnQuads):
     """Train all weights of a scenes model on quads: what heads on frozen features are compared with."""
 
-    start: Path | None = None
+    start: OptionalFolder = None
     """Folder of the scenes model to begin with; by default the embedded one."""
     training: HeadTrainConfig = TRAINING["finetune"]
 

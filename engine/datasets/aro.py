@@ -1,17 +1,19 @@
 """ARO (Yuksekgonul et al., arXiv 2210.01936): relations, attributes, word order.
 
-On disk: ``visual_genome_relation.json`` and ``visual_genome_attribution.json``, lists of objects with
-``image_path``, ``bbox_x, bbox_y, bbox_w, bbox_h`` (the picture is cut to this box before it is scored),
-``true_caption``, ``false_caption`` and ``relation_name`` or ``attributes``; and for the order tasks
-``coco_karpathy_test.json`` or ``flickr30k_test.json``, lists of ``{image, caption: [five texts]}``.
+On disk: `visual_genome_relation.json` and `visual_genome_attribution.json`, lists of objects with
+`image_path`, `bbox_x, bbox_y, bbox_w, bbox_h` (the picture is cut to this box before it is scored),
+`true_caption`, `false_caption` and `relation_name` or `attributes`; and for the order tasks
+`coco_karpathy_test.json` or `flickr30k_test.json`, lists of `{image, caption: [five texts]}`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from engine.datasets.base import CHOICE, Dataset, ImageRef, Item, Rule, choice_notes, edition_of, keep_present
+from engine.choices import OnMissing
+from engine.datasets.base import CHOICE, Dataset, ImageRef, Item, Rule, choice_notes, dataset_of
 from engine.datasets.files import FilePath, ImageFolder, int_field, read_json, text_field
 from engine.datasets.word_order import PERTURBATIONS, Tagger, function_word_tagger, prepare_caption, reorder
 
@@ -70,21 +72,28 @@ ORDER_RULE = Rule(
 MEANINGS = {"identical options": "a wrong option is the same text as the right one, a tie for every model"}
 
 
-def read_vg_relation(annotations: FilePath, images: FilePath | None = None, *, on_missing: str = "error") -> Dataset:
-    """ARO's relation task (VG-R) from ``visual_genome_relation.json``.
+def read_vg_relation(
+    annotations: FilePath, images: FilePath | None = None, *, on_missing: OnMissing = "error"
+) -> Dataset:
+    """ARO's relation task (VG-R) from `visual_genome_relation.json`.
 
-    Arguments: ``annotations``, the file; ``images``, the folder of Visual Genome pictures, None reads the
-    texts alone; ``on_missing``, ``"error"`` or ``"skip"``. Returns choice items ``"<row>"`` with texts
-    (false, true), right index 1, type = the relation, each image with its box. Raises FileNotFoundError for
-    missing images, ValueError for another format or an ``image_id`` that is not the image's.
+    Arguments: `annotations`, the file; `images`, the folder of Visual Genome pictures, None reads the texts alone;
+    `on_missing`, `"error"` or `"skip"`. Returns choice items `"<row>"` with texts (false, true), right index 1, type =
+    the relation, each image with its box.
+
+    Raises:
+        FileNotFoundError: missing images.
+        ValueError: another format or an `image_id` that is not the image's.
     """
     return _read_boxed(annotations, images, on_missing, "relation", _relation_of)
 
 
-def read_vg_attribution(annotations: FilePath, images: FilePath | None = None, *, on_missing: str = "error") -> Dataset:
-    """ARO's attribute task (VG-A) from ``visual_genome_attribution.json``; as ``read_vg_relation``.
+def read_vg_attribution(
+    annotations: FilePath, images: FilePath | None = None, *, on_missing: OnMissing = "error"
+) -> Dataset:
+    """ARO's attribute task (VG-A) from `visual_genome_attribution.json`; as `read_vg_relation`.
 
-    The type is the pair of attributes, ``"black_white"``.
+    The type is the pair of attributes, `"black_white"`.
     """
     return _read_boxed(annotations, images, on_missing, "attribution", _attributes_of)
 
@@ -96,24 +105,27 @@ def read_order(
     name: str = "coco_order",
     tagger: Tagger | None = None,
     seed: int = 0,
-    on_missing: str = "error",
+    on_missing: OnMissing = "error",
 ) -> Dataset:
-    """ARO's order tasks from ``coco_karpathy_test.json`` or ``flickr30k_test.json``.
+    """ARO's order tasks from `coco_karpathy_test.json` or `flickr30k_test.json`.
 
-    Arguments
-    ---------
-    annotations: the file; one item for each caption.
-    images: the folder the file's image names start from; None reads the texts alone.
-    name: ``"coco_order"`` or ``"flickr30k_order"``.
-    tagger: splits a caption into (word, "noun" | "adjective" | ""); None uses a list of function words. With
-        spaCy: ``lambda text: [(t.text, {"NOUN": "noun", "PROPN": "noun", "ADJ": "adjective"}.get(t.pos_, ""))
-        for t in nlp(text)]``.
-    seed: of the orders; part of the edition.
-    on_missing: ``"error"`` or ``"skip"``.
+    Args:
+        annotations: the file; one item for each caption.
+        images: the folder the file's image names start from; None reads the texts alone.
+        name: `"coco_order"` or `"flickr30k_order"`.
+        tagger: splits a caption into (word, "noun" | "adjective" | ""); None uses a list of function words. With
+            spaCy: `lambda text: [(t.text, {"NOUN": "noun", "PROPN": "noun", "ADJ": "adjective"}.get(t.pos_, ""))
+            for t in nlp(text)]`.
+        seed: of the orders; part of the edition.
+        on_missing: `"error"` or `"skip"`.
 
-    Returns choice items ``"<row>/<caption>"`` with texts (true, four other orders), right index 0, all
-    prepared by ``prepare_caption``. Raises FileNotFoundError for missing images, ValueError for another
-    format.
+    Returns:
+        choice items `"<row>/<caption>"` with texts (true, four other orders), right index 0, all prepared by
+        `prepare_caption`.
+
+    Raises:
+        FileNotFoundError: missing images.
+        ValueError: another format.
     """
     if name not in ("coco_order", "flickr30k_order"):
         raise ValueError(f"read_order: name must be 'coco_order' or 'flickr30k_order', got {name!r}")
@@ -134,10 +146,9 @@ def read_order(
             items.append(Item(f"{row}/{number}", (ref,), texts, 0, tags=tags))
     missing = finder.check(on_missing)
     how = "function words" if tagger is None else "the caller's tagger"
-    edition = edition_of(name, len(items), EDITIONS[name], missing)
     notes = (f"wrong options: {', '.join(PERTURBATIONS)}", *choice_notes(items, MEANINGS))
-    kept = keep_present(items, missing)
-    return Dataset(name, f"{edition}; orders by {how}, seed {seed}", ORDER_RULE, kept, missing, notes)
+    found = dataset_of(name, ORDER_RULE, items, editions=EDITIONS[name], missing=missing, notes=notes)
+    return replace(found, edition=f"{found.edition}; orders by {how}, seed {seed}")
 
 
 def _read_list(path: FilePath, who: str) -> list[dict[str, Any]]:
@@ -150,7 +161,7 @@ def _read_list(path: FilePath, who: str) -> list[dict[str, Any]]:
 def _read_boxed(
     annotations: FilePath,
     images: FilePath | None,
-    on_missing: str,
+    on_missing: OnMissing,
     task: str,
     type_of: Callable[[dict[str, Any], str], str],
 ) -> Dataset:
@@ -171,10 +182,9 @@ def _read_boxed(
         tags = ("identical options",) if texts[0] == texts[1] else ()
         items.append(Item(str(number), (ref,), texts, 1, type_of(row, where), tags=tags))
     missing = finder.check(on_missing)
-    edition = edition_of(who, len(items), EDITIONS[task], missing)
     rule = RELATION_RULE if task == "relation" else ATTRIBUTION_RULE
     notes = choice_notes(items, MEANINGS)
-    return Dataset(who, edition, rule, keep_present(items, missing), missing, notes)
+    return dataset_of(who, rule, items, editions=EDITIONS[task], missing=missing, notes=notes)
 
 
 def _relation_of(row: dict[str, Any], where: str) -> str:

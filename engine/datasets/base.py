@@ -16,12 +16,11 @@ GROUP, CHOICE = "group", "choice"
 class ImageRef:
     """An image by its name in the annotation file; two references are equal when name and box are.
 
-    Attributes
-    ----------
-    name: as the annotation file writes it; nothing in it is decoded or normalised.
-    path: the file in the user's folder; None when the dataset was read without images.
-    box: half-open pixel rectangle x0, y0, x1, y1 of the upright image to cut out before scoring, or None.
-    load: makes the image when it is in no file (a rendered scene), or None.
+    Attributes:
+        name: as the annotation file writes it; nothing in it is decoded or normalised.
+        path: the file in the user's folder; None when the dataset was read without images.
+        box: half-open pixel rectangle x0, y0, x1, y1 of the upright image to cut out before scoring, or None.
+        load: makes the image when it is in no file (a rendered scene), or None.
     """
 
     name: str
@@ -34,13 +33,12 @@ class ImageRef:
 class Item:
     """One question: some images against some texts.
 
-    Attributes
-    ----------
-    id: stable across editions, limits and shards.
-    images, texts: the options. In a group item text i belongs to image i.
-    right: index of the right text of a choice item; None in a group item.
-    type, subtype: names of the slices that the tables show; empty when the benchmark has none.
-    tags: further slices, and what is odd about the item (``"identical options"``, ``"leaked remark"``).
+    Attributes:
+        id: stable across editions, limits and shards.
+        images, texts: the options. In a group item text i belongs to image i.
+        right: index of the right text of a choice item; None in a group item.
+        type, subtype: names of the slices that the tables show; empty when the benchmark has none.
+        tags: further slices, and what is odd about the item (`"identical options"`, `"leaked remark"`).
     """
 
     id: str
@@ -56,14 +54,13 @@ class Item:
 class Rule:
     """How the official code counts.
 
-    Attributes
-    ----------
-    kind: ``"group"`` (two images × two texts) or ``"choice"`` (one image, k texts).
-    ties: what the official code makes of a tie: ``"wrong"`` (strict comparison) or ``"first"`` (argmax).
-    average: ``"micro"`` over items, or ``"macro"`` over the types.
-    macro_min: types of fewer items do not enter the macro average.
-    macro_exclude: types that do not enter the macro average.
-    source: where the rule is written down.
+    Attributes:
+        kind: `"group"` (two images × two texts) or `"choice"` (one image, k texts).
+        ties: what the official code makes of a tie: `"wrong"` (strict comparison) or `"first"` (argmax).
+        average: `"micro"` over items, or `"macro"` over the types.
+        macro_min: types of fewer items do not enter the macro average.
+        macro_exclude: types that do not enter the macro average.
+        source: where the rule is written down.
     """
 
     kind: str
@@ -78,17 +75,17 @@ class Rule:
 class Dataset:
     """Items of one benchmark.
 
-    Attributes
-    ----------
-    name: e.g. ``"sugarcrepe"``.
-    edition: which release this is, with the count that tells, e.g. ``"7511 items, …"``.
-    rule: the official way of counting.
-    items: in file order, ids unique.
-    missing: names of images that the folder lacks; items that need them were left out.
-    notes: facts a reader of the numbers must know (identical options, leaked remarks, …).
-    fingerprint: of the items as read, before any limit or shard; what resuming checks.
+    Attributes:
+        name: e.g. `"sugarcrepe"`.
+        edition: which release this is, with the count that tells, e.g. `"7511 items, …"`.
+        rule: the official way of counting.
+        items: in file order, ids unique.
+        missing: names of images that the folder lacks; items that need them were left out.
+        notes: facts a reader of the numbers must know (identical options, leaked remarks, …).
+        fingerprint: of the items as read, before any limit or shard; what resuming checks.
 
-    Raises ValueError for double ids and for items that do not fit the rule.
+    Raises:
+        ValueError: double ids and for items that do not fit the rule.
     """
 
     name: str
@@ -112,9 +109,9 @@ class Dataset:
     def select(self, *, limit: int | None = None, shard: tuple[int, int] | None = None) -> Dataset:
         """Fewer items of the same dataset; ids, order and fingerprint stay.
 
-        Arguments: ``limit`` keeps that many items spread evenly over the file, so that every type keeps its
-        share; ``shard = (k, n)`` then keeps every n-th item from the k-th on (k counts from 0). The shards of
-        one ``n`` are disjoint and together whole.
+        Arguments: `limit` keeps that many items spread evenly over the file, so that every type keeps its
+        share; `shard = (k, n)` then keeps every n-th item from the k-th on (k counts from 0). The shards of
+        one `n` are disjoint and together whole.
         """
         rows = spread(len(self.items), limit)[shard_slice(shard)]
         if len(rows) == len(self.items):
@@ -130,13 +127,12 @@ class Dataset:
 class RetrievalDataset:
     """Texts and images that must find each other.
 
-    Attributes
-    ----------
-    name, edition, missing, notes, fingerprint: as in ``Dataset``.
-    images: the gallery; names unique.
-    texts: all captions of all images.
-    owner: for each text, the index of its image.
-    queries: ids ``"text/<j>"`` and ``"image/<i>"`` of the queries to ask; every one unless sharded.
+    Attributes:
+        name, edition, missing, notes, fingerprint: as in `Dataset`.
+        images: the gallery; names unique.
+        texts: all captions of all images.
+        owner: for each text, the index of its image.
+        queries: ids `"text/<j>"` and `"image/<i>"` of the queries to ask; every one unless sharded.
     """
 
     name: str
@@ -169,7 +165,7 @@ class RetrievalDataset:
     def select(self, *, limit: int | None = None, shard: tuple[int, int] | None = None) -> RetrievalDataset:
         """A smaller gallery, or a share of the queries.
 
-        ``limit`` keeps that many images with their texts: easier, and another fingerprint. ``shard = (k, n)``
+        `limit` keeps that many images with their texts: easier, and another fingerprint. `shard = (k, n)`
         asks every n-th query against the whole gallery: the shards together give exactly the whole.
         """
         kept = spread(len(self.images), limit)
@@ -194,7 +190,9 @@ class RetrievalDataset:
 
 
 def spread(count: int, limit: int | None) -> list[int]:
-    """``limit`` row numbers spread evenly over ``count`` rows, all of them when there are no more.
+    """`limit` row numbers spread evenly over `count` rows, all of them when there are no more.
+
+    Raises ValueError for a limit below 1.
 
     >>> spread(10, 4)
     [0, 2, 5, 7]
@@ -207,7 +205,7 @@ def spread(count: int, limit: int | None) -> list[int]:
 
 
 def shard_slice(shard: tuple[int, int] | None) -> slice:
-    """The slice of shard ``(k, n)``: every n-th row from the k-th on."""
+    """The slice of shard `(k, n)`: every n-th row from the k-th on. Raises ValueError unless 0 <= k < n."""
     if shard is None:
         return slice(None)
     k, n = shard
@@ -238,6 +236,25 @@ def keep_present(items: Iterable[Item], missing: Collection[str]) -> tuple[Item,
     return tuple(item for item in items if not any(ref.name in gone for ref in item.images))
 
 
+def dataset_of(
+    name: str,
+    rule: Rule,
+    items: Sequence[Item],
+    *,
+    title: str = "",
+    editions: dict[int, str],
+    missing: tuple[str, ...],
+    notes: Iterable[str],
+) -> Dataset:
+    """The dataset of all items that were read: its edition by their number, then without those that lack an image.
+
+    Arguments: `title` names the benchmark in the words for the edition (default `name`); `editions` are the
+    official counts with their names; `missing` are names of images that are not there.
+    """
+    edition = edition_of(title or name, len(items), editions, missing)
+    return Dataset(name, edition, rule, keep_present(items, missing), missing, tuple(notes))
+
+
 def edition_of(who: str, found: int, official: dict[int, str], missing: Collection[str]) -> str:
     """Words for the edition: its count and official name, and how many images it lacks."""
     known = official.get(found, f"not an official count of {who} ({', '.join(map(str, official))})")
@@ -246,7 +263,7 @@ def edition_of(who: str, found: int, official: dict[int, str], missing: Collecti
 
 
 def count_notes(items: Iterable[Item], meanings: dict[str, str]) -> Iterator[str]:
-    """One note for each tag in ``meanings`` that some items carry: ``"3 items: <meaning>"``."""
+    """One note for each tag in `meanings` that some items carry: `"3 items: <meaning>"`."""
     found = Counter(tag for item in items for tag in item.tags)
     for tag, meaning in meanings.items():
         if found[tag]:
@@ -269,7 +286,7 @@ def contradictions(items: Iterable[Item]) -> tuple[str, ...]:
 
 
 def choice_notes(items: Sequence[Item], meanings: dict[str, str]) -> tuple[str, ...]:
-    """The notes of a choice dataset: ``meanings`` by tag, and how many items contradict others."""
+    """The notes of a choice dataset: `meanings` by tag, and how many items contradict others."""
     at_odds = contradictions(items)
     words = f"{len(at_odds)} items share a pair that is right in one and wrong in another, e.g. "
     return (*count_notes(items, meanings), *((words + ", ".join(at_odds[:3]),) if at_odds else ()))

@@ -1,13 +1,13 @@
 """BiVLC (Miranda et al., arXiv 2406.09952): an image and its caption against a generated negative of each.
 
-The set lives on the hub alone (``imirandam/BiVLC``, split test, 2933 rows). This reader takes an export: a
-CSV (or JSON lines) with the hub's columns ``image, caption, negative_caption, negative_image, type, subtype``
-in hub order, in which ``image`` and ``negative_image`` are file names below the image folder. Such an export
-is made once with the ``datasets`` library: save ``row["image"]`` and ``row["negative_image"]`` of row n as
-``<n>_0.png`` and ``<n>_1.png`` and write the names in their place.
+The set lives on the hub alone (`imirandam/BiVLC`, split test, 2933 rows). This reader takes an export: a
+CSV (or JSON lines) with the hub's columns `image, caption, negative_caption, negative_image, type, subtype`
+in hub order, in which `image` and `negative_image` are file names below the image folder. Such an export
+is made once with the `datasets` library: save `row["image"]` and `row["negative_image"]` of row n as
+`<n>_0.png` and `<n>_1.png` and write the names in their place.
 
 The repository's result tables hold one outcome per item under one of two names for the same columns; their
-``image`` columns hold the printed form of a Python object and are never read.
+`image` columns hold the printed form of a Python object and are never read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.datasets.base import GROUP, Dataset, ImageRef, Item, Rule, count_notes, edition_of, keep_present
+from engine.choices import OnMissing
+from engine.datasets.base import GROUP, Dataset, ImageRef, Item, Rule, count_notes, dataset_of
 from engine.datasets.files import FilePath, ImageFolder, read_csv, read_json_lines, text_field
 
 COLUMNS = ("image", "caption", "negative_caption", "negative_image", "type", "subtype")
@@ -51,41 +52,34 @@ class PublishedGroup:
     tneg_2i: bool
 
 
-def read_bivlc(annotations: FilePath, images: FilePath | None = None, *, on_missing: str = "error") -> Dataset:
+def read_bivlc(annotations: FilePath, images: FilePath | None = None, *, on_missing: OnMissing = "error") -> Dataset:
     """BiVLC from an export of the hub's table.
 
-    Arguments
-    ---------
-    annotations: the ``.csv`` or ``.jsonl`` file described above.
-    images: the folder its file names start from; None reads the texts alone.
-    on_missing: ``"error"`` or ``"skip"``.
+    Args:
+        annotations: the `.csv` or `.jsonl` file described above.
+        images: the folder its file names start from; None reads the texts alone.
+        on_missing: `"error"` or `"skip"`.
 
-    Returns group items ``"<row>"`` (hub order, from 0): image 0 and text 0 are the originals.
+    Returns:
+        group items `"<row>"` (hub order, from 0): image 0 and text 0 are the originals.
 
-    Raises
-    ------
-    FileNotFoundError: images missing.
-    ValueError: another format, or a printed image object in place of a file name.
+    Raises:
+        FileNotFoundError: images missing.
+        ValueError: another format, or a printed image object in place of a file name.
     """
     path = Path(annotations)
     finder = ImageFolder(images, "bivlc")
     items = tuple(_item(row, number, finder) for number, row in enumerate(_rows(path)))
     missing = finder.check(on_missing)
-    notes = tuple(count_notes(items, MEANINGS))
-    return Dataset(
-        "bivlc",
-        edition_of("BiVLC", len(items), EDITIONS, missing),
-        RULE,
-        keep_present(items, missing),
-        missing,
-        notes,
-    )
+    notes = count_notes(items, MEANINGS)
+    return dataset_of("bivlc", RULE, items, title="BiVLC", editions=EDITIONS, missing=missing, notes=notes)
 
 
 def read_bivlc_outcomes(path: FilePath) -> list[PublishedGroup]:
     """Per-item outcomes of a result table, under either set of column names.
 
-    Raises ValueError for a cell that is no truth value, and for a row whose totals contradict its parts.
+    Raises:
+        ValueError: a cell that is no truth value, and for a row whose totals contradict its parts.
     """
     rows = read_csv(path, ("type", "subtype", "group_score"))
     header = set(rows[0]) if rows else set()

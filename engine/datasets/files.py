@@ -9,7 +9,9 @@ from collections.abc import Iterator, Sequence
 from os import PathLike
 from os.path import isfile
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
+
+from engine.choices import OnMissing, check_choice
 
 FilePath: TypeAlias = str | PathLike[str]
 MAX_CELL_CHARS = 100_000
@@ -42,7 +44,8 @@ def read_json_lines(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]]:
 def read_csv(path: FilePath, columns: Sequence[str], *, delimiter: str = ",") -> list[dict[str, str]]:
     """Rows of a CSV file with a header, by column name; the columns' order is free, further ones are kept.
 
-    Raises ValueError when a wanted column is absent or a row has another number of cells than the header.
+    Raises:
+        ValueError: a wanted column is absent or a row has another number of cells than the header.
     """
     with open(path, encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, delimiter=delimiter, strict=True)
@@ -63,6 +66,8 @@ def read_csv(path: FilePath, columns: Sequence[str], *, delimiter: str = ",") ->
 def parse_text_list(cell: str, *, where: str) -> list[str]:
     """The strings of a cell that holds a list, as JSON or as a Python literal. Nothing is ever evaluated.
 
+    Raises ValueError beginning with `where` for anything else, or for more than `MAX_CELL_CHARS` characters.
+
     >>> parse_text_list('["a"]', where="row 1"), parse_text_list("['it', \\"it's\\"]", where="row 2")
     (['a'], ['it', "it's"])
     """
@@ -81,9 +86,10 @@ def parse_text_list(cell: str, *, where: str) -> list[str]:
 
 
 def text_field(row: dict[str, Any], name: str, *, where: str, empty: bool = False) -> str:
-    """The string in field ``name``, with every blank it has; ``empty=True`` also allows one of blanks only.
+    """The string in field `name`, with every blank it has; `empty=True` also allows one of blanks only.
 
-    Raises ValueError when it is absent, of another type or empty.
+    Raises:
+        ValueError: it is absent, of another type or empty.
     """
     value = row.get(name)
     if not isinstance(value, str) or (not empty and not value.strip()):
@@ -92,7 +98,7 @@ def text_field(row: dict[str, Any], name: str, *, where: str, empty: bool = Fals
 
 
 def int_field(row: dict[str, Any], name: str, *, where: str) -> int:
-    """The integer in field ``name``, written as a number or as text. Raises ValueError otherwise."""
+    """The integer in field `name`, written as a number or as text. Raises ValueError otherwise."""
     value = row.get(name)
     if isinstance(value, int) and not isinstance(value, bool):
         return value
@@ -105,12 +111,12 @@ class ImageFolder:
     """Finds the files that an annotation file names, below one folder of the user's.
 
     A name is taken literally: no URL decoding, no case folding. Annotation files often carry the path of
-    somebody else's machine (``data/coco/images/val2017/x.jpg``): the longest tail of the name that exists
+    somebody else's machine (`data/coco/images/val2017/x.jpg`): the longest tail of the name that exists
     below the folder is the file. Two different names that would end at one file are refused, for then one of
     them shows the wrong picture.
 
-    Arguments: ``folder``, or None to read the annotations alone (every path stays None, nothing is missing);
-    ``who`` reads, for messages.
+    Arguments: `folder`, or None to read the annotations alone (every path stays None, nothing is missing);
+    `who` reads, for messages.
     """
 
     def __init__(self, folder: FilePath | None, who: str) -> None:
@@ -122,7 +128,10 @@ class ImageFolder:
             raise FileNotFoundError(f"{who}: the image folder {self.folder} must be a folder, it is none")
 
     def find(self, name: str) -> Path | None:
-        """The file, or None when it is missing (``missing`` then lists it) or there is no folder."""
+        """The file, or None when it is missing (`missing` then lists it) or there is no folder.
+
+        Raises ValueError for a name that leads out of the folder or to the file of another name.
+        """
         if self.folder is None:
             return None
         if name not in self._found:
@@ -144,10 +153,13 @@ class ImageFolder:
             return ()
         return tuple(name for name, path in self._found.items() if path is None)
 
-    def check(self, on_missing: str) -> tuple[str, ...]:
-        """The missing names. Raises FileNotFoundError if there are any and ``on_missing`` is ``"error"``."""
-        if on_missing not in ("error", "skip"):
-            raise ValueError(f"{self.who}: on_missing must be 'error' or 'skip', got {on_missing!r}")
+    def check(self, on_missing: OnMissing) -> tuple[str, ...]:
+        """The missing names.
+
+        Raises FileNotFoundError if there are any and `on_missing` is `"error"`, or if all are missing; ValueError for
+        another `on_missing`.
+        """
+        check_choice(self.who, "on_missing", on_missing, get_args(OnMissing))
         gone = self.missing
         if gone and (on_missing == "error" or len(gone) == len(self._found)):
             raise FileNotFoundError(

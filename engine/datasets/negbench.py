@@ -1,11 +1,11 @@
 """NegBench (Alhamoud et al., arXiv 2501.09425): multiple choice and retrieval with negated captions.
 
-On disk, CSV with a header in any column order. Multiple choice: ``image_path, correct_answer, caption_0 …``
-(two or four options) and usually ``correct_answer_template`` (positive, negative, hybrid). Retrieval:
-``filepath, captions`` and sometimes ``image_id``; lists in cells are read as literals, never evaluated.
+On disk, CSV with a header in any column order. Multiple choice: `image_path, correct_answer, caption_0 …`
+(two or four options) and usually `correct_answer_template` (positive, negative, hybrid). Retrieval:
+`filepath, captions` and sometimes `image_id`; lists in cells are read as literals, never evaluated.
 
 The right option is number 0 in every row of the COCO and VOC files, so a scorer without any opinion has 100 %
-under the official ``argmax``; results therefore always stand beside those with ties shared and ties wrong.
+under the official `argmax`; results therefore always stand beside those with ties shared and ties wrong.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from engine.choices import OnMissing
 from engine.datasets.base import (
     CHOICE,
     Dataset,
@@ -22,8 +23,8 @@ from engine.datasets.base import (
     RetrievalDataset,
     Rule,
     choice_notes,
+    dataset_of,
     edition_of,
-    keep_present,
 )
 from engine.datasets.files import FilePath, ImageFolder, int_field, parse_text_list, read_csv, text_field
 
@@ -59,25 +60,24 @@ def read_negbench_mcq(
     images: FilePath | None = None,
     *,
     name: str = "negbench_mcq",
-    on_missing: str = "error",
+    on_missing: OnMissing = "error",
 ) -> Dataset:
     """NegBench's multiple choice, of two (binary) or four options.
 
-    Arguments
-    ---------
-    annotations: a CSV file.
-    images: a folder below which the longest tail of each ``image_path`` is looked up (the files carry paths
-        of their authors' machines); None reads the texts alone.
-    name: what the results call it, e.g. ``"negbench_mcq_coco"``.
-    on_missing: ``"error"`` or ``"skip"``.
+    Args:
+        annotations: a CSV file.
+        images: a folder below which the longest tail of each `image_path` is looked up (the files carry paths
+            of their authors' machines); None reads the texts alone.
+        name: what the results call it, e.g. `"negbench_mcq_coco"`.
+        on_missing: `"error"` or `"skip"`.
 
-    Returns choice items ``"<row>"``, type = the template of the right answer. What is odd about an item is in
-    its tags and counted in the notes; nothing is left out.
+    Returns:
+        choice items `"<row>"`, type = the template of the right answer. What is odd about an item is in its tags and
+        counted in the notes; nothing is left out.
 
-    Raises
-    ------
-    FileNotFoundError: images missing.
-    ValueError: another format, a right answer out of range, an unknown template.
+    Raises:
+        FileNotFoundError: images missing.
+        ValueError: another format, a right answer out of range, an unknown template.
     """
     rows = read_csv(annotations, ("image_path", "correct_answer", "caption_0", "caption_1"))
     if not rows:
@@ -93,8 +93,7 @@ def read_negbench_mcq(
     notes = [f"right option by number: {places}", *choice_notes(items, MEANINGS)]
     if len(answers) == 1:
         notes.append("the right option always has the same number: argmax would reward a constant scorer")
-    edition = edition_of("NegBench MCQ", len(items), MCQ_EDITIONS, missing)
-    return Dataset(name, edition, RULE, keep_present(items, missing), missing, tuple(notes))
+    return dataset_of(name, RULE, items, title="NegBench MCQ", editions=MCQ_EDITIONS, missing=missing, notes=notes)
 
 
 def read_negbench_retrieval(
@@ -102,13 +101,15 @@ def read_negbench_retrieval(
     images: FilePath | None = None,
     *,
     name: str = "negbench_retrieval",
-    on_missing: str = "error",
+    on_missing: OnMissing = "error",
 ) -> RetrievalDataset:
     """NegBench's retrieval: every caption of every image is a query.
 
-    Arguments as ``read_negbench_mcq``. Captions are kept as they are, an empty one included; images have one
-    to seven. Raises ValueError for another format, a cell that is no list of texts, an image that comes
-    twice, or an ``image_id`` that is not the one in the file name.
+    Arguments as `read_negbench_mcq`. Captions are kept as they are, an empty one included; images have one to seven.
+
+    Raises:
+        ValueError: another format, a cell that is no list of texts, an image that comes twice, or an `image_id` that is
+            not the one in the file name.
     """
     finder = ImageFolder(images, name)
     refs: list[ImageRef] = []

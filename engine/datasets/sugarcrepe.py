@@ -1,9 +1,9 @@
 """SugarCrepe (Hsieh et al., arXiv 2306.14610): one image, a caption, a hard negative.
 
-On disk: seven JSON files ``add_att.json`` … ``swap_obj.json``, each an object of decimal keys with
-``filename`` (a COCO val2017 name), ``caption``, ``negative_caption``. ``swap_obj`` has no key ``"108"`` since
-that caption was withdrawn: 7511 items; the CSV copy that BiVLC ships (columns ``filename, caption,
-negative_caption, type, subtype``) still has it: 7512. Both give the same ids for the same items.
+On disk: seven JSON files `add_att.json` … `swap_obj.json`, each an object of decimal keys with
+`filename` (a COCO val2017 name), `caption`, `negative_caption`. `swap_obj` has no key `"108"` since
+that caption was withdrawn: 7511 items; the CSV copy that BiVLC ships (columns `filename, caption,
+negative_caption, type, subtype`) still has it: 7512. Both give the same ids for the same items.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.datasets.base import CHOICE, Dataset, ImageRef, Item, Rule, choice_notes, edition_of, keep_present
+from engine.choices import OnMissing
+from engine.datasets.base import CHOICE, Dataset, ImageRef, Item, Rule, choice_notes, dataset_of
 from engine.datasets.files import FilePath, ImageFolder, read_csv, read_json, text_field
 
 SUBSETS = ("add_att", "add_obj", "replace_att", "replace_obj", "replace_rel", "swap_att", "swap_obj")
@@ -40,22 +41,23 @@ class PublishedChoice:
     correct: bool
 
 
-def read_sugarcrepe(annotations: FilePath, images: FilePath | None = None, *, on_missing: str = "error") -> Dataset:
+def read_sugarcrepe(
+    annotations: FilePath, images: FilePath | None = None, *, on_missing: OnMissing = "error"
+) -> Dataset:
     """SugarCrepe from the folder of its JSON files or from the CSV copy.
 
-    Arguments
-    ---------
-    annotations: the folder that holds the seven JSON files (or whose ``data/`` does), or a CSV file.
-    images: the folder of COCO val2017 images; None reads the texts alone.
-    on_missing: ``"error"`` or ``"skip"`` (leave out items whose image is missing, and say so).
+    Args:
+        annotations: the folder that holds the seven JSON files (or whose `data/` does), or a CSV file.
+        images: the folder of COCO val2017 images; None reads the texts alone.
+        on_missing: `"error"` or `"skip"` (leave out items whose image is missing, and say so).
 
-    Returns items ``"<type>_<subtype>/<key>"`` with texts (caption, negative caption), right index 0; captions
-    keep their double and trailing blanks.
+    Returns:
+        items `"<type>_<subtype>/<key>"` with texts (caption, negative caption), right index 0; captions keep their
+        double and trailing blanks.
 
-    Raises
-    ------
-    FileNotFoundError: a file or image is missing.
-    ValueError: a file does not hold this format.
+    Raises:
+        FileNotFoundError: a file or image is missing.
+        ValueError: a file does not hold this format.
     """
     path = Path(annotations)
     folder = ImageFolder(images, "sugarcrepe")
@@ -64,18 +66,14 @@ def read_sugarcrepe(annotations: FilePath, images: FilePath | None = None, *, on
     missing = folder.check(on_missing)
     counts = Counter(f"{item.type}_{item.subtype}" for item in items)
     notes = (", ".join(f"{name} {count}" for name, count in counts.items()), *choice_notes(items, MEANINGS))
-    return Dataset(
-        "sugarcrepe",
-        edition_of("SugarCrepe", len(items), EDITIONS, missing),
-        RULE,
-        keep_present(items, missing),
-        missing,
-        notes,
-    )
+    return dataset_of("sugarcrepe", RULE, items, title="SugarCrepe", editions=EDITIONS, missing=missing, notes=notes)
 
 
 def read_sugarcrepe_outcomes(path: FilePath) -> list[PublishedChoice]:
-    """Per-item outcomes as BiVLC publishes them: the CSV's columns and ``correct`` (0 or 1)."""
+    """Per-item outcomes as BiVLC publishes them: the CSV's columns and `correct` (0 or 1).
+
+    Raises ValueError naming file and row for anything else.
+    """
     outcomes = []
     for number, row in enumerate(read_csv(path, (*COLUMNS, "correct")), 2):
         if row["correct"] not in ("0", "1"):

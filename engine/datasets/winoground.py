@@ -1,8 +1,8 @@
 """Winoground (Thrush et al., arXiv 2204.03162): two images, two captions of the same words.
 
-Gated: bring your own copy. On disk, as the hub gives it: ``examples.jsonl`` (id, image_0, image_1, caption_0,
-caption_1, tag, secondary_tag, num_main_preds, collapsed_tag; 400 lines) and ``images.zip``, unpacked, with
-``ex_<id>_img_<0|1>.png``. Optionally ``new_tag_assignments.json`` of Diwan et al. (arXiv 2211.00768): an
+Gated: bring your own copy. On disk, as the hub gives it: `examples.jsonl` (id, image_0, image_1, caption_0,
+caption_1, tag, secondary_tag, num_main_preds, collapsed_tag; 400 lines) and `images.zip`, unpacked, with
+`ex_<id>_img_<0|1>.png`. Optionally `new_tag_assignments.json` of Diwan et al. (arXiv 2211.00768): an
 object of id → list of tags, often empty.
 """
 
@@ -11,7 +11,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from engine.datasets.base import GROUP, Dataset, ImageRef, Item, Rule, count_notes, edition_of, keep_present
+from engine.choices import OnMissing
+from engine.datasets.base import GROUP, Dataset, ImageRef, Item, Rule, count_notes, dataset_of
 from engine.datasets.files import FilePath, ImageFolder, int_field, read_json, read_json_lines, text_field
 
 EDITIONS = {400: "the official count"}
@@ -25,24 +26,22 @@ def read_winoground(
     images: FilePath | None = None,
     *,
     tags: FilePath | None = None,
-    on_missing: str = "error",
+    on_missing: OnMissing = "error",
 ) -> Dataset:
-    """Winoground from a folder with ``examples.jsonl`` (itself or in ``data/``).
+    """Winoground from a folder with `examples.jsonl` (itself or in `data/`).
 
-    Arguments
-    ---------
-    folder: holds the annotation file.
-    images: the unpacked images; None reads the texts alone.
-    tags: ``new_tag_assignments.json``; its tags become slices, ``"NoTag"`` where there are none.
-    on_missing: ``"error"`` or ``"skip"``.
+    Args:
+        folder: holds the annotation file.
+        images: the unpacked images; None reads the texts alone.
+        tags: `new_tag_assignments.json`; its tags become slices, `"NoTag"` where there are none.
+        on_missing: `"error"` or `"skip"`.
 
-    Returns group items ``"<id>"``: text i belongs to image i; type is the collapsed tag, subtype
-    ``"<n> predicates"``.
+    Returns:
+        group items `"<id>"`: text i belongs to image i; type is the collapsed tag, subtype `"<n> predicates"`.
 
-    Raises
-    ------
-    FileNotFoundError: no annotation file, or images missing.
-    ValueError: another format, or an image field that belongs to another id.
+    Raises:
+        FileNotFoundError: no annotation file, or images missing.
+        ValueError: another format, or an image field that belongs to another id.
     """
     base = Path(folder)
     path = next((p for p in (base / "examples.jsonl", base / "data" / "examples.jsonl") if p.is_file()), None)
@@ -54,15 +53,8 @@ def read_winoground(
     if extra is not None and not {item.id for item in items} & extra.keys():
         raise ValueError(f"winoground: {tags} must name the items of {path} by id, it names none of them")
     missing = finder.check(on_missing)
-    notes = tuple(count_notes(items, MEANINGS))
-    return Dataset(
-        "winoground",
-        edition_of("Winoground", len(items), EDITIONS, missing),
-        RULE,
-        keep_present(items, missing),
-        missing,
-        notes,
-    )
+    notes = count_notes(items, MEANINGS)
+    return dataset_of("winoground", RULE, items, title="Winoground", editions=EDITIONS, missing=missing, notes=notes)
 
 
 def _read_tags(path: FilePath | None) -> dict[str, list[str]] | None:

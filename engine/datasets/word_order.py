@@ -33,7 +33,7 @@ FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 def prepare_caption(caption: str, max_words: int = MAX_WORDS) -> str:
     """What the official loader makes of every caption, the true one included.
 
-    Lower case, the signs ``. ! " ( ) * # : ; ~`` gone, single blanks, at most ``max_words`` words.
+    Lower case, the signs `. ! " ( ) * # : ; ~` gone, single blanks, at most `max_words` words.
 
     >>> prepare_caption("A dog (brown) runs:  fast!")
     'a dog brown runs fast'
@@ -50,16 +50,15 @@ def function_word_tagger(caption: str) -> list[tuple[str, str]]:
 
 
 def reorder(caption: str, key: str, tagger: Tagger = function_word_tagger) -> tuple[str, ...]:
-    """The caption in the four other orders of ``PERTURBATIONS``, unprepared.
+    """The caption in the four other orders of `PERTURBATIONS`, unprepared.
 
     Nouns are exchanged among the places of nouns, adjectives among those of adjectives. An order that gives
     the caption back is drawn again, a few times; a caption too short for another order comes back as it is.
 
-    Arguments
-    ---------
-    caption: the caption.
-    key: names the draw (seed and item id); the same key gives the same orders.
-    tagger: splits and classifies.
+    Args:
+        caption: the caption.
+        key: names the draw (seed and item id); the same key gives the same orders.
+        tagger: splits and classifies.
     """
     tagged = tagger(caption)
     words = [word for word, _ in tagged]

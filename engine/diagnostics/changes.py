@@ -32,7 +32,7 @@ _OPENINGS = ("a photo of", "a picture of", "an image of", "a drawing of", "an im
 
 @dataclass(frozen=True)
 class Change:
-    """A caption and what became of it. ``kind`` is of ``CHANGES`` or ``CONTROLS``, or the user's own."""
+    """A caption and what became of it. `kind` is of `CHANGES` or `CONTROLS`, or the user's own."""
 
     kind: str
     text: str
@@ -43,12 +43,11 @@ class Change:
 class ChangeSet:
     """Pairs of captions, and captions with the pictures they are true of.
 
-    Attributes
-    ----------
-    changes: the pairs, of any kinds.
-    captions: captions of ``images``, one each.
-    images: pictures: paths, or uint8 arrays ``(H, W, 3)``.
-    source: what they were made of, for the report.
+    Attributes:
+        changes: the pairs, of any kinds.
+        captions: captions of `images`, one each.
+        images: pictures: paths, or uint8 arrays `(H, W, 3)`.
+        source: what they were made of, for the report.
     """
 
     changes: tuple[Change, ...]
@@ -72,9 +71,9 @@ class ChangeSet:
 
 
 def scene_changes(n: int = 300, *, seed: int = 0, split: str = "in_domain") -> ChangeSet:
-    """``n`` pairs of each kind over rendered scenes, and ``n`` pictures with their captions.
+    """`n` pairs of each kind over rendered scenes, and `n` pictures with their captions.
 
-    The captions are plain English, so any encoder can be asked; the pictures are 96 × 96. Raises ValueError for ``n``
+    The captions are plain English, so any encoder can be asked; the pictures are 96 × 96. Raises ValueError for `n`
     below 2 or an unknown split.
     """
     if n < 2:
@@ -115,7 +114,7 @@ def _of_scene(item: RetrievalItem, rng: np.random.Generator) -> Iterator[Change]
 
 
 def _shuffled(words: list[str], rng: np.random.Generator) -> list[str]:
-    """The words in another order; ``words`` must hold two different ones."""
+    """The words in another order; `words` must hold two different ones."""
     while True:
         shuffled = [words[k] for k in rng.permutation(len(words))]
         if shuffled != words:
@@ -125,8 +124,8 @@ def _shuffled(words: list[str], rng: np.random.Generator) -> list[str]:
 def read_changes(path: str | PathLike[str]) -> ChangeSet:
     """Pairs of one's own: a CSV file with the columns kind, text, changed and, if there are pictures, image.
 
-    ``image`` is a path, relative to the file's folder, of a picture that ``text`` is true of; empty for none. Kinds
-    named like ``CONTROLS`` are shown as controls, and "negation" decides which layers are proposed.
+    `image` is a path, relative to the file's folder, of a picture that `text` is true of; empty for none. Kinds
+    named like `CONTROLS` are shown as controls, and "negation" decides which layers are proposed.
 
     Raises ValueError naming the line for a missing column or an empty cell.
     """

@@ -36,12 +36,11 @@ RESAMPLES = 1000
 class Curve:
     """One quantity by layer.
 
-    Attributes
-    ----------
-    name: kind of change, or what is measured of captions with pictures.
-    role: ``"change"``, ``"control"`` or ``"alignment"``.
-    count: pairs it is the mean of.
-    values: for each layer, first to last.
+    Attributes:
+        name: kind of change, or what is measured of captions with pictures.
+        role: `"change"`, `"control"` or `"alignment"`.
+        count: pairs it is the mean of.
+        values: for each layer, first to last.
     """
 
     name: str
@@ -64,15 +63,14 @@ class Curve:
 class LayerReport:
     """Curves of one text tower.
 
-    Attributes
-    ----------
-    model, fingerprint: of the encoder.
-    source: of the captions.
-    curves: changes, then controls, then alignment.
-    peak, anchor: proposed layers of an embedding correction: where the contrast of negation is largest, and three
-        quarters of the way there (the paper's 8 and 6 of 12). 0 where no negation was measured.
-    collapse: contrast of negation lost between the peak and the last layer, paired by caption (0 when the last is the
-        peak); None where no negation was measured. The peak was chosen on the same pairs, which favours it.
+    Attributes:
+        model, fingerprint: of the encoder.
+        source: of the captions.
+        curves: changes, then controls, then alignment.
+        peak, anchor: proposed layers of an embedding correction: where the contrast of negation is largest, and three
+            quarters of the way there (the paper's 8 and 6 of 12). 0 where no negation was measured.
+        collapse: contrast of negation lost between the peak and the last layer, paired by caption (0 when the last is
+            the peak); None where no negation was measured. The peak was chosen on the same pairs, which favours it.
     """
 
     model: str
@@ -141,7 +139,7 @@ def diagnose_layers(engine: Engine, data: ChangeSet, *, batch_size: int = 64) ->
 
 
 def layer_embeddings(texts: TextFeatures, readout: TextReadout, layers: Sequence[int]) -> Tensor:
-    """Readouts at the end token ``(layers, B, D)``, unit norm, on the CPU. The features must hold these layers."""
+    """Readouts at the end token `(layers, B, D)`, unit norm, on the CPU. The features must hold these layers."""
     end = texts.end
     if end is None:
         raise ValueError("layer_embeddings: texts must hold end, got None; encode them with encode_texts")
@@ -149,12 +147,12 @@ def layer_embeddings(texts: TextFeatures, readout: TextReadout, layers: Sequence
 
 
 def layer_distances(first: Tensor, second: Tensor) -> Tensor:
-    """``1 − cosine`` ``(layers, n)`` of unit vectors ``(layers, n, D)``."""
+    """`1 − cosine` `(layers, n)` of unit vectors `(layers, n, D)`."""
     return 1 - (first * second).sum(-1)
 
 
 def alignments(texts: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines ``(layers, n)`` of captions ``(layers, n, D)`` with their own images ``(n, D)``, and those over chance.
+    """Cosines `(layers, n)` of captions `(layers, n, D)` with their own images `(n, D)`, and those over chance.
 
     Chance is the cosine with the next caption's image.
     """
@@ -163,6 +161,6 @@ def alignments(texts: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def make_curve(name: str, role: str, values: Tensor) -> Curve:
-    """The curve of values ``(layers, n)``, each layer's mean with its 95 % bootstrap interval over n."""
+    """The curve of values `(layers, n)`, each layer's mean with its 95 % bootstrap interval over n."""
     rows = values.double().numpy()
     return Curve(name, role, rows.shape[1], tuple(bootstrap_interval(row, resamples=RESAMPLES) for row in rows))

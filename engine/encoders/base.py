@@ -1,8 +1,8 @@
 """What every encoder is: a frozen dual encoder with its preprocessing and text rules as one unit.
 
-A family implements four steps (``preprocess``, ``encode_pixels``, ``tokenize``, ``encode_tokens``); batching,
+A family implements four steps (`preprocess`, `encode_pixels`, `tokenize`, `encode_tokens`); batching,
 regions and the joining of features are written once, here. A region fills the input whatever its shape, also
-where the family cuts or pads whole pictures (``preprocess_region``).
+where the family cuts or pads whole pictures (`preprocess_region`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from engine.crops import CropMode, Fill, crop_grid, crops
+from engine.choices import CropMode, Fill, Probability
+from engine.crops import crop_grid, crops
+from engine.encoders.inputs import as_texts, check_batch_size, check_regions
 from engine.encoders.windows import pad_windows, window_cells
 from engine.features import ImageFeatures, RegionPlan, TextFeatures, TextReadout
-from engine.images import Interpolation, normalise, resize
+from engine.images import Interpolation, ResizePolicy, normalise, resize
 
 Progress = Callable[[int, int], None]
 
@@ -30,25 +32,24 @@ Progress = Callable[[int, int], None]
 class EncoderSpec:
     """Facts about an encoder that travel with its weights.
 
-    Attributes
-    ----------
-    name: what ``engine.load`` was given.
-    family: ``"scenes"``, ``"clip"``, ``"siglip"``, ``"siglip2"``, ``"pe"``, …
-    embed_dim: width D of the shared space.
-    image_size: side of the square input in pixels.
-    grid: rows and columns of the patch grid, None for towers without patches.
-    image_layers, text_layers: number of transformer blocks of each tower.
-    image_width, text_width: hidden widths of each tower.
-    context_length: text positions, start and end included.
-    mean, std: per-channel normalisation of pixels in 0..1.
-    resize: ``"crop"`` (shorter side, then centre crop), ``"squash"`` or ``"pad"``.
-    interpolation: ``"bicubic"`` or ``"bilinear"``.
-    logit_scale, logit_bias: logit = scale * cosine + bias, from the checkpoint.
-    probability: ``"softmax"`` over the texts of an image, or ``"sigmoid"`` for each pair.
-    activation: ``"gelu"``, ``"quick_gelu"``, …
-    taps: patch taps by name; the value says whether the tap is in the text's space.
-    text_rules: one sentence on case, padding and end token.
-    fingerprint: changes whenever weights, preprocessing or text rules change.
+    Attributes:
+        name: what `engine.load` was given.
+        family: `"scenes"`, `"clip"`, `"siglip"`, `"siglip2"`, `"pe"`, …
+        embed_dim: width D of the shared space.
+        image_size: side of the square input in pixels.
+        grid: rows and columns of the patch grid, None for towers without patches.
+        image_layers, text_layers: number of transformer blocks of each tower.
+        image_width, text_width: hidden widths of each tower.
+        context_length: text positions, start and end included.
+        mean, std: per-channel normalisation of pixels in 0..1.
+        resize: `"crop"` (shorter side, then centre crop), `"squash"` or `"pad"`.
+        interpolation: `"bicubic"` or `"bilinear"`.
+        logit_scale, logit_bias: logit = scale * cosine + bias, from the checkpoint.
+        probability: `"softmax"` over the texts of an image, or `"sigmoid"` for each pair.
+        activation: `"gelu"`, `"quick_gelu"`, …
+        taps: patch taps by name; the value says whether the tap is in the text's space.
+        text_rules: one sentence on case, padding and end token.
+        fingerprint: changes whenever weights, preprocessing or text rules change.
     """
 
     name: str
@@ -63,11 +64,11 @@ class EncoderSpec:
     context_length: int
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
-    resize: str
-    interpolation: str
+    resize: ResizePolicy
+    interpolation: Interpolation
     logit_scale: float
     logit_bias: float
-    probability: str
+    probability: Probability
     activation: str
     taps: Mapping[str, bool] = field(default_factory=dict)
     text_rules: str = ""
@@ -82,9 +83,9 @@ class EncoderSpec:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Tokenized captions: ``ids`` and masks ``(B, T)``, the end position ``(B,)``, and what was cut.
+    """Tokenized captions: `ids` and masks `(B, T)`, the end position `(B,)`, and what was cut.
 
-    ``attention_mask`` keeps start, word pieces and end; ``word_mask`` the word pieces alone.
+    `attention_mask` keeps start, word pieces and end; `word_mask` the word pieces alone.
     """
 
     ids: Tensor
@@ -97,7 +98,7 @@ class Tokens:
 
 
 class NonFiniteError(ValueError):
-    """The embedding of one input is not finite; ``row`` is its place among the inputs."""
+    """The embedding of one input is not finite; `row` is its place among the inputs."""
 
     def __init__(self, who: str, row: int) -> None:
         super().__init__(f"{who}: row {row} has a non-finite embedding; check its input and the dtype")
@@ -112,30 +113,31 @@ class Encoder(ABC):
 
     @abstractmethod
     def preprocess(self, image: Image.Image) -> Tensor:
-        """An upright RGB image as normalised input ``(3, image_size, image_size)``, float32."""
+        """An upright RGB image as normalised input `(3, image_size, image_size)`, float32."""
 
     def preprocess_region(self, image: Image.Image) -> Tensor:
-        """A region as normalised input, all of it: squashed to the square whatever ``spec.resize`` says.
+        """A region as normalised input, all of it: squashed to the square whatever `spec.resize` says.
 
-        Cutting out the middle would lose the edges of a long window. The whole image as a region is squashed too:
-        its embedding is the global one only where ``spec.resize`` is. A family of other inputs overrides this.
+        Cutting the middle out would lose what lies at the edges of a long window. The whole image as a region
+        is squashed too, so its embedding differs from the global one where `spec.resize` is not
+        `"squash"`. A family whose input is no such square overrides this.
         """
         spec = self.spec
-        square = resize(image, spec.image_size, "squash", interpolation=cast(Interpolation, spec.interpolation))
+        square = resize(image, spec.image_size, "squash", interpolation=spec.interpolation)
         return normalise(square, spec.mean, spec.std)
 
     @abstractmethod
     def encode_pixels(self, pixels: Tensor, *, tap: str | None = None, layers: Sequence[int] = ()) -> ImageFeatures:
-        """Features of one batch ``(B, 3, image_size, image_size)``.
+        """Features of one batch `(B, 3, image_size, image_size)`.
 
-        ``tap`` names the patch tap to read (a key of ``spec.taps``), None reads no patches. ``layers`` are
-        1-indexed image blocks whose outputs go to ``hidden``.
+        `tap` names the patch tap to read (a key of `spec.taps`), None reads no patches. `layers` are
+        1-indexed image blocks whose outputs go to `hidden`.
         """
 
     def encode_windows(self, pixels: Tensor, windows: Tensor) -> Tensor:
-        """Embeddings ``(B, W, D)``, unit norm, of windows of a batch of pictures, from one pass of the tower.
+        """Embeddings `(B, W, D)`, unit norm, of windows of a batch of pictures, from one pass of the tower.
 
-        ``windows`` are int32 ``(B, W, 4)``: half-open boxes x0, y0, x1, y1 in cells of the patch grid. A window over
+        `windows` are int32 `(B, W, 4)`: half-open boxes x0, y0, x1, y1 in cells of the patch grid. A window over
         the whole grid has the picture's global embedding (up to rounding). Optional: this form raises ValueError.
         """
         raise ValueError(
@@ -149,7 +151,7 @@ class Encoder(ABC):
 
     @abstractmethod
     def encode_tokens(self, tokens: Tokens, *, token_vectors: bool = False, layers: Sequence[int] = ()) -> TextFeatures:
-        """Features of one batch of captions; ``token_vectors`` adds ``tokens`` in the shared space."""
+        """Features of one batch of captions; `token_vectors` adds `tokens` in the shared space."""
 
     def text_readout(self) -> TextReadout:
         """The frozen end of the text tower, which reads states of all layers. Optional: here it raises ValueError."""
@@ -168,18 +170,19 @@ class Encoder(ABC):
     ) -> ImageFeatures:
         """Features of upright RGB images, in order.
 
-        Arguments
-        ---------
-        images: PIL images as ``engine.images.decode`` makes them.
-        tap: patch tap to read, None for no patches.
-        layers: 1-indexed image blocks whose outputs are kept.
-        regions: also encode the regions of this plan, each squashed to the input (``preprocess_region``).
-        boxes: for each image its own rectangles ``(R, 4)`` in place of the plan's grid; mode and fill still apply.
-        batch_size: images (and crops) in one pass.
-        progress: called with (images done, images in all).
+        Args:
+            images: PIL images as `engine.images.decode` makes them.
+            tap: patch tap to read, None for no patches.
+            layers: 1-indexed image blocks whose outputs are kept.
+            regions: also encode the regions of this plan, each squashed to the input (`preprocess_region`).
+            boxes: for each image its own rectangles `(R, 4)`, taken in place of the plan's grid; the plan's mode
+                and fill still apply.
+            batch_size: images (and crops) in one pass.
+            progress: called with (images done, images in all).
 
-        Raises ValueError for no images, an unknown tap or grid, an image without regions, a batch size below 1,
-        or features that are not finite.
+        Raises:
+            ValueError: no images, an unknown tap or grid, an image without regions, a batch size below 1, or features
+                that are not finite.
         """
         check_batch_size("encode_images", batch_size)
         if len(images) == 0:
@@ -208,16 +211,16 @@ class Encoder(ABC):
     ) -> TextFeatures:
         """Features of captions, in order.
 
-        Raises ValueError for no captions or a batch size below 1, TypeError for what is no string.
+        Raises:
+            ValueError: no captions or a batch size below 1.
+            TypeError: what is no string.
         """
         check_batch_size("encode_texts", batch_size)
         if isinstance(texts, str):
             raise TypeError("encode_texts: texts must be a list of strings, got one string")
         if len(texts) == 0:
             raise ValueError("encode_texts: needs at least one text, got none")
-        for row, text in enumerate(texts):
-            if not isinstance(text, str):
-                raise TypeError(f"encode_texts: text {row} must be a string, got {type(text).__name__}")
+        texts = as_texts("encode_texts", texts)
         parts = []
         for start in range(0, len(texts), batch_size):
             batch = texts[start : start + batch_size]
@@ -229,10 +232,13 @@ class Encoder(ABC):
         return TextFeatures.cat(parts)
 
     def encode_crops(self, pictures: Iterable[Image.Image], *, batch_size: int = 64) -> Tensor:
-        """Global embeddings ``(n, D)`` of many regions cut out, ``batch_size`` at a time.
+        """Global embeddings `(n, D)` of many regions cut out, `batch_size` at a time.
 
-        Each fills the input, see ``preprocess_region``. Equal ones, which are common (plain backgrounds, pictures that
-        differ in one object), are encoded once. Raises ValueError for a batch size below 1.
+        Each fills the input, see `preprocess_region`. Equal ones are encoded once. They are
+        common: plain backgrounds, and pictures that differ in one object.
+
+        Raises:
+            ValueError: a batch size below 1.
         """
         check_batch_size("encode_crops", batch_size)
         place: dict[tuple[tuple[int, int], bytes], int] = {}
@@ -289,7 +295,7 @@ class Encoder(ABC):
         return self._encode_regions(images, boxes, cast(CropMode, plan.mode), fill, batch_size)
 
     def _encode_boxes(self, pixels: Tensor, boxes: Sequence[np.ndarray], views: Tensor) -> Tensor:
-        """Embeddings ``(B, 1 + W, D)`` of the whole of each picture and of its boxes as windows."""
+        """Embeddings `(B, 1 + W, D)` of the whole of each picture and of its boxes as windows."""
         # A tower without a grid has no windows either: encode_windows says so.
         rows, columns = self.spec.grid or (1, 1)
         whole = np.array([[0, 0, columns, rows]], dtype=np.int32)
@@ -322,27 +328,6 @@ class Encoder(ABC):
                 raise ValueError(f"{self.spec.name}: {tower} layers are {held}, got {layer}")
 
 
-def check_batch_size(who: str, batch_size: int) -> None:
-    """Raise ValueError for a batch size below 1, which would encode nothing."""
-    if batch_size < 1:
-        raise ValueError(f"{who}: batch_size must be at least 1, got {batch_size}")
-
-
-def check_regions(who: str, regions: Sequence[object] | None, count: int) -> None:
-    """Raise ValueError unless each of ``count`` images has rectangles, integers ``(R, 4)`` with R >= 1, or all None."""
-    if regions is None:
-        return
-    if len(regions) != count:
-        raise ValueError(f"{who}: regions must be given for each of {count} images, got {len(regions)}")
-    for row, own in enumerate(regions):
-        boxes = np.asarray(own)
-        if boxes.ndim != 2 or boxes.shape[1] != 4 or not len(boxes) or not np.issubdtype(boxes.dtype, np.integer):
-            raise ValueError(
-                f"{who}: regions must be integer (R, 4) with R >= 1 for each image, got {boxes.dtype} "
-                f"{boxes.shape} for image {row}"
-            )
-
-
 def _region_boxes(
     images: Sequence[Image.Image], plan: RegionPlan, own: Sequence[np.ndarray] | None
 ) -> list[np.ndarray]:
@@ -353,7 +338,7 @@ def _region_boxes(
 
 
 def _with_regions(part: ImageFeatures, flat: Tensor, boxes: Sequence[np.ndarray], plan: str) -> ImageFeatures:
-    """``part`` with the embeddings ``flat (n, D)`` of all boxes, padded to the same number for each image."""
+    """`part` with the embeddings `flat (n, D)` of all boxes, padded to the same number for each image."""
     counts = [len(rectangles) for rectangles in boxes]
     width = max(counts)
     regions = flat.new_zeros(len(boxes), width, flat.shape[1])
@@ -367,11 +352,14 @@ def _with_regions(part: ImageFeatures, flat: Tensor, boxes: Sequence[np.ndarray]
     return replace(part, regions=regions, region_mask=mask, boxes=places, region_plan=plan)
 
 
-def view(resize: str, height: int, width: int) -> tuple[int, int, int, int]:
+def view(resize: ResizePolicy, height: int, width: int) -> tuple[int, int, int, int]:
     """The rectangle x0, y0, x1, y1 of an upright image that the square input shows under a resize policy.
 
-    ``"squash"`` shows the whole image, ``"crop"`` its central square, ``"pad"`` the square around it, which
-    reaches beyond the image's edges. Raises ValueError for another policy.
+    `"squash"` shows the whole image, `"crop"` its central square, `"pad"` the square around it, which reaches beyond
+    the image's edges.
+
+    Raises:
+        ValueError: another policy.
     """
     if resize == "squash":
         return 0, 0, width, height

@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.encoders.base import Encoder, Progress
+from engine.encoders.inputs import check_text
 from engine.encoders.text_rules import find_equal_after_cut
 from engine.features import Needs, TextFeatures
-from engine.segments import Segment
+from engine.segments import Segment, Segmenter
 
 # Sentences a label is put into: the embedded model and CLIP-like encoders have all seen their kind.
 TEMPLATES = ("{}", "a photo of {}", "a picture of {}", "an image of {}")
@@ -26,11 +27,10 @@ NAMED_ROWS = 5
 class CaptionSegments:
     """The segments of several captions.
 
-    Attributes
-    ----------
-    texts: words of each caption's segments.
-    negated: for each segment, whether it stands under a negation.
-    segmenter: what split the captions; empty when the user gave the segments.
+    Attributes:
+        texts: words of each caption's segments.
+        negated: for each segment, whether it stands under a negation.
+        segmenter: what split the captions; empty when the user gave the segments.
     """
 
     texts: tuple[tuple[str, ...], ...]
@@ -39,14 +39,37 @@ class CaptionSegments:
 
     @staticmethod
     def of(parts: Sequence[Sequence[str | Segment]], segmenter: str = "") -> CaptionSegments:
-        """The segments of each caption, as ``Segment`` objects or as words, which are not negated."""
+        """The segments of each caption, as `Segment` objects or as words, which are not negated.
+
+        Raises TypeError naming the caption for what is no list, or no list of words.
+        """
         texts, negated = [], []
         for row, segments in enumerate(parts):
             if isinstance(segments, str):
                 raise TypeError(f"encode_texts: segments of text {row} must be a list, got one string {segments!r}")
-            texts.append(tuple(part if isinstance(part, str) else part.text for part in segments))
-            negated.append(tuple(not isinstance(part, str) and part.negated for part in segments))
+            if not isinstance(segments, Sequence):
+                raise TypeError(f"encode_texts: segments of text {row} must be a list, got {type(segments).__name__}")
+            texts.append(tuple(_words(row, place, part) for place, part in enumerate(segments)))
+            negated.append(tuple(isinstance(part, Segment) and part.negated for part in segments))
         return CaptionSegments(tuple(texts), tuple(negated), segmenter)
+
+    @staticmethod
+    def split(captions: Sequence[str], segmenter: Segmenter) -> CaptionSegments:
+        """The segments of each caption by a segmenter; every distinct caption is split once."""
+        distinct = list(dict.fromkeys(captions))
+        parts = dict(zip(distinct, segmenter.segment(distinct), strict=True))
+        return CaptionSegments.of([parts[text] for text in captions], segmenter.name)
+
+
+def _words(row: int, place: int, part: object) -> str:
+    """The words of one segment of text `row`."""
+    words = part.text if isinstance(part, Segment) else part
+    if not isinstance(words, str):
+        raise TypeError(
+            f"encode_texts: segment {place} of text {row} must be a string or a Segment, got {type(words).__name__}"
+        )
+    check_text("encode_texts", f"segment {place} of text {row}", words)
+    return words
 
 
 def encode_captions(
@@ -58,12 +81,12 @@ def encode_captions(
     batch_size: int = 64,
     progress: Progress | None = None,
 ) -> TextFeatures:
-    """Features of captions, in order, with what ``needs`` asks for.
+    """Features of captions, in order, with what `needs` asks for.
 
-    Each distinct caption and each distinct segment (put into ``needs.segment_template``) is encoded once.
+    Each distinct caption and each distinct segment (put into `needs.segment_template`) is encoded once.
     A caption that was cut is named in a UserWarning, and so are captions that became equal by the cut.
 
-    Raises what ``Encoder.encode_texts`` raises, and ValueError when segments are needed and not given, or
+    Raises what `Encoder.encode_texts` raises, and ValueError when segments are needed and not given, or
     not given for every caption.
     """
     if needs.segments and segments is None:
@@ -102,10 +125,15 @@ def label_prompts(
 ) -> TextFeatures:
     """One row for each label: the normalised mean of the embeddings of its sentences, one for each template.
 
-    ``{}`` in a template stands for the label (prompt ensembling after Radford et al. 2021, CLIP).
-    Raises ValueError for no label, the same label twice, or a template without ``{}``.
+    `{}` in a template stands for the label (prompt ensembling after Radford et al. 2021, CLIP).
+
+    Raises:
+        ValueError: no label, the same label twice, or a template without `{}`.
     """
     names = [labels] if isinstance(labels, str) else list(labels)
+    for kind, given in (("label", names), ("template", templates)):
+        for row, text in enumerate(given):
+            check_text("classify", f"{kind} {row}", text)
     if not names or len(set(names)) != len(names):
         raise ValueError(f"classify: labels must be distinct and at least one, got {names}")
     if not templates or any("{}" not in template for template in templates):

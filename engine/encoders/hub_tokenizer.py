@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from engine.encoders.base import Tokens
+from engine.encoders.hub import not_there, why_unreachable
 from engine.encoders.text_rules import build_tokens, cut_rows
 
 TOKENIZER_FILES = (
@@ -28,9 +29,10 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def read_tokenizer(who: str, name: str | Path, *, local: bool) -> Any:
-    """Load a tokenizer by hub name or from a folder; ``local`` keeps to files that are on this machine.
+    """Load a tokenizer by hub name or from a folder; `local` keeps to files that are on this machine.
 
-    Raises FileNotFoundError naming the files that a folder lacks.
+    Raises:
+        FileNotFoundError: naming the files that a folder lacks.
     """
     if isinstance(name, Path) and not has_tokenizer(name):
         raise FileNotFoundError(
@@ -42,16 +44,30 @@ def read_tokenizer(who: str, name: str | Path, *, local: bool) -> Any:
     return AutoTokenizer.from_pretrained(str(name), local_files_only=local, trust_remote_code=False)
 
 
-class HubTokenizer:
-    """Captions to ``Tokens`` through a transformers tokenizer.
+def read_hub_tokenizer(who: str, name: str) -> Any:
+    """The tokenizer of a hub repository, from what was fetched before where the hub is out of reach.
 
-    Arguments
-    ---------
-    tokenizer: the transformers tokenizer.
-    context_length: positions T; every caption is padded to it.
-    clean: applied to each caption first (the family's case and punctuation rules).
-    end: from ids ``(B, T)`` to the pooled position ``(B,)``.
-    blank_separator: separators become 0 after tokenizing, as CLIPA was trained.
+    Raises:
+        OSError: it is not on this machine and the hub is out of reach.
+    """
+    reason = why_unreachable()
+    try:
+        return read_tokenizer(who, name, local=reason is not None)
+    except (OSError, ValueError) as error:
+        if reason is None:
+            raise
+        raise not_there(who, f"tokenizer files of {name}", reason, "name their folder with tokenizer=...") from error
+
+
+class HubTokenizer:
+    """Captions to `Tokens` through a transformers tokenizer.
+
+    Args:
+        tokenizer: the transformers tokenizer.
+        context_length: positions T; every caption is padded to it.
+        clean: applied to each caption first (the family's case and punctuation rules).
+        end: from ids `(B, T)` to the pooled position `(B,)`.
+        blank_separator: separators become 0 after tokenizing, as CLIPA was trained.
     """
 
     def __init__(
@@ -84,7 +100,7 @@ class HubTokenizer:
         self._pad = (0 if pad_id is None else pad_id, tokenizer.padding_side)
 
     def __call__(self, texts: Sequence[str]) -> Tokens:
-        """Tokens ``(B, context_length)``; a caption that is too long keeps its end token and is flagged."""
+        """Tokens `(B, context_length)`; a caption that is too long keeps its end token and is flagged."""
         # Without padding and truncation the call changes no state of the tokenizer, so threads may share it.
         encoded = self.source(
             [self._clean(text) for text in texts],

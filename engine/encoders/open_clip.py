@@ -1,6 +1,6 @@
 """Frozen encoders from open_clip: CLIP (GELU and QuickGELU), SigLIP, SigLIP 2, PE-Core; others global only.
 
-Patch taps are those of ``engine.encoders.towers.TAPS``. A CLIP ViT projects a patch as it projects its class
+Patch taps are those of `engine.encoders.towers.TAPS`. A CLIP ViT projects a patch as it projects its class
 token; SigLIP and PE pool by attention, and a patch vector is the pool's output when that patch is all it
 sees.
 """
@@ -19,23 +19,24 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from engine.atomic_files import write_text, written_whole
 from engine.encoders.base import EncoderSpec, Tokens, fingerprint
 from engine.encoders.hub_tokenizer import HubTokenizer
 from engine.encoders.open_clip_checkpoints import load_weights
-from engine.encoders.open_clip_sources import CONFIG_FILE, WEIGHT_FILES, Source, find_source
+from engine.encoders.open_clip_sources import CONFIG_FILE, WEIGHT_FILES, Source, buildable, find_source
 from engine.encoders.open_clip_text import build_tokenizer
 from engine.encoders.open_clip_towers import image_tower, text_tower
 from engine.encoders.pixels import PixelRules
 from engine.encoders.placement import place
 from engine.encoders.text_rules import probe
-from engine.encoders.towers import DualEncoder, freeze
+from engine.encoders.towers import DualEncoder, freeze, refuse_changed_files
 from engine.images import ResizePolicy
 
 _POLICIES: dict[str, ResizePolicy] = {"shortest": "crop", "squash": "squash", "longest": "pad"}
 
 
 class OpenClipEncoder(DualEncoder):
-    """A model of open_clip with its pixel and text rules; made by ``load_open_clip``."""
+    """A model of open_clip with its pixel and text rules; made by `load_open_clip`."""
 
     def __init__(
         self,
@@ -72,24 +73,25 @@ class OpenClipEncoder(DualEncoder):
         return self._tokenizer(texts)
 
     def save(self, folder: str | PathLike[str]) -> None:
-        """Write weights, configuration and tokenizer as one folder; ``open_clip:<folder>`` loads it back.
+        """Write weights, configuration and tokenizer as one folder; `open_clip:<folder>` loads it back.
 
-        The folder states the fingerprint, and loading refuses files that were changed. Weights are written
-        in the
-        dtype of this encoder: save a float32 one to keep them exact.
+        The folder states the fingerprint, and loading refuses files that were changed.
+
+        Raises:
+            ValueError: an encoder of half precision, which no longer has the exact weights.
         """
-        if self._dtype != torch.float32:
-            raise ValueError(f"{self.spec.name}: save wants an encoder of dtype float32, got {self._dtype}")
+        self._check_savable()
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
         state = {name: tensor.cpu().contiguous() for name, tensor in self._model.state_dict().items()}
-        save_file(state, target / WEIGHT_FILES[0])
+        with written_whole(target / WEIGHT_FILES[0]) as path:
+            save_file(state, path)
         content = {
             "model_cfg": self._config,
             "preprocess_cfg": self._preprocess,
-            "peaksim": {"fingerprint": self.spec.fingerprint, "resize": self._pixels.mode},
+            "peaksim": self._stated(),
         }
-        (target / CONFIG_FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_text(target / CONFIG_FILE, json.dumps(content, indent=1))
         if isinstance(self._tokenizer, HubTokenizer):
             self._tokenizer.source.save_pretrained(target)
 
@@ -142,24 +144,25 @@ def load_open_clip(
 ) -> OpenClipEncoder:
     """Load a frozen encoder of open_clip.
 
-    Arguments
-    ---------
-    reference: ``<arch>/<tag>``, ``<arch>/<checkpoint path>``, ``hf-hub:<owner>/<name>`` or a folder with
-        ``open_clip_config.json``. A local path never touches the network.
-    device, dtype: see ``engine.encoders.placement.place``.
-    resize: ``"model"`` (the checkpoint's policy), ``"source"`` (open_clip's own transform), ``"crop"``,
-        ``"squash"`` or ``"pad"``; None is ``"model"``, or what a folder was saved with.
-    activation: ``"gelu"`` or ``"quick_gelu"`` of a checkpoint whose architecture has both.
-    preprocess: a tag whose preprocessing a bare checkpoint shares, or ``"clip"``, ``"siglip"``, ``"pe"``.
-    tokenizer: folder of the tokenizer, for models whose tokenizer lies on the hub.
+    Args:
+        reference: `<arch>/<tag>`, `<arch>/<checkpoint path>`, `hf-hub:<owner>/<name>` or a folder with
+            `open_clip_config.json`. A local path never touches the network.
+        device, dtype: see `engine.encoders.placement.place`.
+        resize: `"model"` (the checkpoint's policy), `"source"` (open_clip's own transform), `"crop"`,
+            `"squash"` or `"pad"`; None is `"model"`, or what a folder was saved with.
+        activation: `"gelu"` or `"quick_gelu"` of a checkpoint whose architecture has both.
+        preprocess: a tag whose preprocessing a bare checkpoint shares, or `"clip"`, `"siglip"`, `"pe"`.
+        tokenizer: folder of the tokenizer, for models whose tokenizer lies on the hub.
 
-    Raises ValueError for an unknown architecture or tag, an activation or preprocessing that is left open or
-    contradictory, weights that do not fit or were changed since they were saved; FileNotFoundError naming
-    what is missing; OSError when the network is needed and cannot be reached.
+    Raises:
+        ValueError: an unknown architecture or tag, an activation or preprocessing that is left open or contradictory,
+            weights that do not fit or were changed since they were saved.
+        FileNotFoundError: naming what is missing.
+        OSError: the network is needed and cannot be reached.
     """
     placement = place(device, dtype)
     source = find_source(reference, activation=activation, preprocess=preprocess)
-    model = build_model(source.config)
+    model = build_model(buildable(f"open_clip:{reference}", source))
     load_weights(model, source.checkpoint, source.architecture)
     facts = source.checkpoint.facts if source.architecture == str(source.folder) else {}
     encoder = OpenClipEncoder(
@@ -170,12 +173,7 @@ def load_open_clip(
         tokenizer=None if tokenizer is None else Path(tokenizer).expanduser(),
         placement=placement,
     )
-    saved = facts.get("fingerprint")
-    if saved is not None and resize in (None, facts.get("resize")) and saved != encoder.spec.fingerprint:
-        raise ValueError(
-            f"{encoder.spec.name}: the files were changed since they were saved: {CONFIG_FILE} states "
-            f"fingerprint {saved}, weights and settings have {encoder.spec.fingerprint}"
-        )
+    refuse_changed_files(encoder.spec, CONFIG_FILE, facts, resize)
     return encoder
 
 

@@ -34,7 +34,7 @@ _OLD_TEXT = ("text_projection", "positional_embedding", "token_embedding.", "tra
 class Checkpoint:
     """Weights of a file, and the facts about the model that the file or its sidecar states.
 
-    ``facts`` may hold ``activation``, ``preprocess_cfg``, ``resize`` and ``fingerprint``.
+    `facts` may hold `activation`, `preprocess_cfg`, `resize` and `fingerprint`.
     """
 
     path: Path
@@ -43,14 +43,16 @@ class Checkpoint:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint: a state dict, plain or under ``state_dict``, with or without ``module.`` prefixes.
+    """Read a checkpoint: a state dict, plain or under `state_dict`, with or without `module.` prefixes.
 
-    Only tensors are read (safetensors, or ``torch.load(weights_only=True)``); nothing of the file is
-    executed. The sidecar ``<file name>.json`` and ``open_clip_config.json`` beside the file are read for
+    Only tensors are read (safetensors, or `torch.load(weights_only=True)`); nothing of the file is
+    executed. The sidecar `<file name>.json` and `open_clip_config.json` beside the file are read for
     facts.
 
-    Raises FileNotFoundError for a missing file, ValueError for a TorchScript archive (OpenAI's original
-    files), for pickled objects other than tensors, and for a file without weights.
+    Raises:
+        FileNotFoundError: a missing file.
+        ValueError: a TorchScript archive (OpenAI's original files), for pickled objects other than tensors, and for a
+            file without weights.
     """
     if not path.is_file():
         raise FileNotFoundError(f"open_clip: checkpoint {path} does not exist")
@@ -70,8 +72,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
 def load_weights(model: nn.Module, checkpoint: Checkpoint, architecture: str) -> None:
     """Put all weights of a checkpoint into a model.
 
-    Raises ValueError naming the first keys that are missing, left over, or of another shape: position
-    embeddings of another size are refused, not interpolated.
+    Raises:
+        ValueError: naming the first keys that are missing, left over, or of another shape: position embeddings of
+            another size are refused, not interpolated.
     """
     wanted = model.state_dict()
     state = _match_layout(checkpoint.state, wanted)
@@ -97,15 +100,15 @@ def choose_activation(
 ) -> str:
     """The activation of a checkpoint given by path, from what is stated about it; never guessed.
 
-    Arguments
-    ---------
-    architecture: open_clip's name.
-    config: its model configuration.
-    checkpoint: whose facts may state the activation.
-    stated: what the user said, or None.
-    twin: the architecture exists with either activation, so that its plain name says nothing.
+    Args:
+        architecture: open_clip's name.
+        config: its model configuration.
+        checkpoint: whose facts may state the activation.
+        stated: what the user said, or None.
+        twin: the architecture exists with either activation, so that its plain name says nothing.
 
-    Raises ValueError where nothing states it, or two statements disagree.
+    Raises:
+        ValueError: where nothing states it, or two statements disagree.
     """
     said = {}
     if stated is not None:

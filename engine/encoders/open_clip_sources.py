@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.encoders.hub import cached_file, not_there, why_unreachable
 from engine.encoders.open_clip_checkpoints import SUFFIXES, Checkpoint, choose_activation, read_checkpoint
 
 CONFIG_FILE = "open_clip_config.json"
@@ -35,13 +36,12 @@ PREPROCESSING: dict[str, dict[str, Any]] = {
 class Source:
     """Everything that makes an open_clip model, before it is built.
 
-    Attributes
-    ----------
-    architecture: open_clip's name, or the folder or hub name that holds the configuration.
-    config: open_clip's model configuration, its ``quick_gelu`` settled.
-    preprocess: mean, std, interpolation, resize_mode and fill_color.
-    checkpoint: the weights.
-    folder: where a local checkpoint lies, None for what came from the hub.
+    Attributes:
+        architecture: open_clip's name, or the folder or hub name that holds the configuration.
+        config: open_clip's model configuration, its `quick_gelu` settled.
+        preprocess: mean, std, interpolation, resize_mode and fill_color.
+        checkpoint: the weights.
+        folder: where a local checkpoint lies, None for what came from the hub.
     """
 
     architecture: str
@@ -52,17 +52,17 @@ class Source:
 
 
 def find_source(reference: str, *, activation: str | None = None, preprocess: str | None = None) -> Source:
-    """Find what ``reference`` (the part after ``open_clip:``) means.
+    """Find what `reference` (the part after `open_clip:`) means.
 
-    Arguments
-    ---------
-    reference: ``<arch>/<tag>``, ``<arch>/<path>``, ``hf-hub:<owner>/<name>``, or a local folder with
-        ``open_clip_config.json`` and weights.
-    activation: ``"gelu"`` or ``"quick_gelu"``, where a path leaves it open.
-    preprocess: a tag of the architecture or ``"clip"``, ``"siglip"``, ``"pe"``, where a path leaves it open.
+    Args:
+        reference: `<arch>/<tag>`, `<arch>/<path>`, `hf-hub:<owner>/<name>`, or a local folder with
+            `open_clip_config.json` and weights.
+        activation: `"gelu"` or `"quick_gelu"`, where a path leaves it open.
+        preprocess: a tag of the architecture or `"clip"`, `"siglip"`, `"pe"`, where a path leaves it open.
 
-    Raises ValueError for an unknown architecture or tag, or what is left open or contradictory;
-    FileNotFoundError for a missing local file.
+    Raises:
+        ValueError: an unknown architecture or tag, or what is left open or contradictory.
+        FileNotFoundError: a missing local file.
     """
     import open_clip
 
@@ -113,7 +113,10 @@ def _from_tag(architecture: str, tag: str, activation: str | None, preprocess: s
     _refuse_other_activation(who, activation, quick_gelu)
     config = deepcopy(open_clip.get_model_config(architecture))
     config["quick_gelu"] = quick_gelu
-    path = Path(_download(who, lambda: open_clip.download_pretrained(facts)))
+    repository, _, name = str(facts.get("hf_hub") or "").rpartition("/")
+    # Some tags lie elsewhere, and one attempt is all that open_clip makes there.
+    reason = why_unreachable() if repository else None
+    path = _download(who, repository, name, lambda: open_clip.download_pretrained(facts), reason)
     return Source(architecture, config, _preprocess_facts(facts), read_checkpoint(path), None)
 
 
@@ -121,8 +124,11 @@ def _from_hub(name: str, activation: str | None, preprocess: str | None) -> Sour
     from open_clip.pretrained import download_pretrained_from_hf
 
     who = f"open_clip:hf-hub:{name}"
-    config_path = Path(_download(who, lambda: download_pretrained_from_hf(name, filename=CONFIG_FILE)))
-    weights = Path(_download(who, lambda: download_pretrained_from_hf(name)))
+    reason = why_unreachable()
+    config_path = _download(
+        who, name, CONFIG_FILE, lambda: download_pretrained_from_hf(name, filename=CONFIG_FILE), reason
+    )
+    weights = _download(who, name, "", lambda: download_pretrained_from_hf(name), reason)
     content = json.loads(config_path.read_text(encoding="utf-8"))
     return _from_config(who, name, content, read_checkpoint(weights), (activation, preprocess), None)
 
@@ -208,14 +214,47 @@ def _refuse_other_activation(who: str, stated: str | None, quick_gelu: bool) -> 
         raise ValueError(f"{who}: these weights were trained with {own}, got activation={stated!r}")
 
 
-def _download(who: str, fetch: Any) -> str:
+def _download(who: str, repository: str, name: str, fetch: Callable[[], str], reason: str | None) -> Path:
+    """The file as `fetch` gives it, or as it was fetched before where the hub is out of reach for a `reason`.
+
+    An empty `name` is the weights under any of the names that open_clip gives them.
+    """
+    instead = "'open_clip:<arch>/<path>' or 'open_clip:<folder>'"
+    if reason is not None:
+        # open_clip prefers the safe form of a file, where there is one.
+        names = (f"{name[:-4]}.safetensors", name) if name.endswith((".bin", ".pth")) else (name,)
+        found = cached_file(repository, names if name else WEIGHT_FILES)
+        if found is None:
+            what = f"{'settings' if name == CONFIG_FILE else 'weights'} of {repository}"
+            raise not_there(who, what, reason, instead)
+        return found
     try:
-        return str(fetch())
+        return Path(fetch())
     except (OSError, RuntimeError) as error:
         raise OSError(
-            f"{who}: the weights are not on this machine and could not be fetched ({error}); without a "
-            "network give a local checkpoint: 'open_clip:<arch>/<path>'"
+            f"{who}: the weights are not on this machine and could not be fetched ({error}); without a network "
+            f"load them by path: {instead}"
         ) from error
+
+
+def buildable(who: str, source: Source) -> dict[str, Any]:
+    """The configuration with the settings of a Hugging Face text tower on this machine, where it has one.
+
+    open_clip would ask the hub for them each time, also for a local checkpoint.
+
+    Raises:
+        OSError: they are not here, and the hub cannot or must not be asked.
+    """
+    name = source.config["text_cfg"].get("hf_model_name")
+    if not name or Path(name).is_dir():
+        return source.config
+    reason = why_unreachable() if source.folder is None else "a local checkpoint never touches the network"
+    if reason is None:
+        return source.config
+    found = cached_file(name, ("config.json",))
+    if found is None:
+        raise not_there(who, f"settings of the text tower {name}", reason, "state their folder as hf_model_name")
+    return {**source.config, "text_cfg": {**source.config["text_cfg"], "hf_model_name": str(found.parent)}}
 
 
 def _unknown_architecture(reference: str, architecture: str, known: list[str]) -> str:

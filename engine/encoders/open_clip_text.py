@@ -11,15 +11,19 @@ import torch
 from torch import Tensor
 
 from engine.encoders.base import Tokens
-from engine.encoders.hub_tokenizer import HubTokenizer, has_tokenizer, read_tokenizer
-from engine.encoders.text_rules import POOLS, build_tokens, cut_rows, end_positions
+from engine.encoders.hub_tokenizer import HubTokenizer, has_tokenizer, read_hub_tokenizer, read_tokenizer
+from engine.encoders.text_rules import (
+    BLANKS_RULES,
+    CLIP_RULES,
+    LOWER_RULES,
+    POOLS,
+    SIGLIP_RULES,
+    build_tokens,
+    cut_rows,
+    end_positions,
+)
 
-_CLIP_RULES = "lower case, cleaned (ftfy, HTML entities, blanks); start and end token; zeros to the full length"
-_HUB_RULES = {
-    "canonicalize": "lower case, punctuation dropped; end token; padded to the full length, which takes part",
-    "lower": "lower case; padded to the full length",
-    "whitespace": "case kept, blanks joined; padded to the full length",
-}
+_HUB_RULES = {"canonicalize": SIGLIP_RULES, "lower": LOWER_RULES, "whitespace": BLANKS_RULES}
 
 
 @cache
@@ -36,11 +40,11 @@ class ClipTokenizer:
     def __init__(self, context_length: int, end: Callable[[Tensor], Tensor], clean: str = "lower") -> None:
         self.source = _byte_pairs(clean)
         self.context_length = context_length
-        self.rules = _CLIP_RULES if clean == "lower" else _HUB_RULES[clean]
+        self.rules = CLIP_RULES if clean == "lower" else _HUB_RULES[clean]
         self._end = end
 
     def __call__(self, texts: Sequence[str]) -> Tokens:
-        """Tokens ``(B, context_length)``; a caption that is too long keeps its end token and is flagged."""
+        """Tokens `(B, context_length)`; a caption that is too long keeps its end token and is flagged."""
         start, end = self.source.sot_token_id, self.source.eot_token_id
         rows = [[start, *self.source.encode(text), end] for text in texts]
         return build_tokens(
@@ -70,7 +74,7 @@ class SuffixedTokenizer:
         self.rules = "then the tower's own class token"
 
     def __call__(self, texts: Sequence[str]) -> Tokens:
-        """Tokens ``(B, context_length + 1)``; the last id is a placeholder that the tower never sees."""
+        """Tokens `(B, context_length + 1)`; the last id is a placeholder that the tower never sees."""
         tokens = self.inner(texts)
         extra = torch.zeros(len(texts), 1, dtype=torch.int64)
         return Tokens(
@@ -93,16 +97,16 @@ def build_tokenizer(
 ) -> tuple[ClipTokenizer | HubTokenizer | SuffixedTokenizer, str]:
     """The tokenizer of a model and its rules in one sentence.
 
-    Arguments
-    ---------
-    who: the model's name, for errors.
-    model: the open_clip model.
-    text_cfg: its text configuration.
-    folder: where a local checkpoint lies; then nothing is fetched. None for tags and hub names.
-    chosen: tokenizer folder given by the user.
+    Args:
+        who: the model's name, for errors.
+        model: the open_clip model.
+        text_cfg: its text configuration.
+        folder: where a local checkpoint lies; then nothing is fetched. None for tags and hub names.
+        chosen: tokenizer folder given by the user.
 
-    Raises FileNotFoundError naming the missing files, ValueError for a tokenizer option this engine does not
-    know.
+    Raises:
+        FileNotFoundError: naming the missing files.
+        ValueError: a tokenizer option this engine does not know.
     """
     text = getattr(model, "text", model)
     # Hugging Face text towers pool on their own (first position or a mean) and have no end of this kind.
@@ -150,7 +154,7 @@ def _find_hub_tokenizer(who: str, hub_name: str, folder: Path | None, chosen: Pa
     if folder is not None and has_tokenizer(folder):
         return read_tokenizer(who, folder, local=True)
     if folder is None:
-        return read_tokenizer(who, hub_name, local=False)
+        return read_hub_tokenizer(who, hub_name)
     try:
         return read_tokenizer(who, hub_name, local=True)
     except (OSError, ValueError) as error:

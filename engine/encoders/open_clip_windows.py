@@ -42,7 +42,7 @@ def class_token_windows(visual: Any) -> Windows | None:
 
 
 def _attention(attention: Any, x: Tensor, windows: Tensor, grid: tuple[int, int]) -> Tensor:
-    """``nn.MultiheadAttention`` of a sequence that ends with a class row for each window."""
+    """`nn.MultiheadAttention` of a sequence that ends with a class row for each window."""
     batch, length, width = x.shape
     n_rows = windows.shape[1]
     qkv = functional.linear(x, attention.in_proj_weight, attention.in_proj_bias)
@@ -71,7 +71,7 @@ def pool_windows(visual: Any, trunk: Any) -> Windows | None:
 
 
 def _pool(pool: Any, states: Tensor, windows: Tensor, grid: tuple[int, int], prefix: int) -> Tensor:
-    """timm's ``AttentionPoolLatent`` of each window, ``(B, W, C)``."""
+    """timm's `AttentionPoolLatent` of each window, `(B, W, C)`."""
     batch, length, _ = states.shape
     n_windows = windows.shape[1]
     if pool.pos_embed is not None:

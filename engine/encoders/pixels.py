@@ -1,4 +1,4 @@
-"""The pixel rules of a dual encoder: a policy of ``engine.images``, or the source library's own code."""
+"""The pixel rules of a dual encoder: a policy of `engine.images`, or the source library's own code."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ RESIZE_MODES = ("model", "source", "crop", "squash", "pad")
 class PixelRules:
     """How an upright RGB image becomes the model's input.
 
-    Attributes
-    ----------
-    size: side of the square input in pixels.
-    mean, std: per-channel normalisation of pixels in 0..1.
-    policy: ``"crop"``, ``"squash"`` or ``"pad"``, as the checkpoint's configuration says.
-    interpolation: ``"bicubic"`` or ``"bilinear"``.
-    fill: colour 0..255 of what ``"pad"`` adds.
-    mode: ``"model"`` (``policy`` through ``engine.images``), ``"source"`` (the source library's own
-        transform, pixel for pixel), or another policy in place of the checkpoint's.
-    source: the source library's transform of an RGB image to ``(3, size, size)``.
+    Attributes:
+        size: side of the square input in pixels.
+        mean, std: per-channel normalisation of pixels in 0..1.
+        policy: `"crop"`, `"squash"` or `"pad"`, as the checkpoint's configuration says.
+        interpolation: `"bicubic"` or `"bilinear"`.
+        fill: colour 0..255 of what `"pad"` adds.
+        mode: `"model"` (`policy` through `engine.images`), `"source"` (the source library's own
+            transform, pixel for pixel), or another policy in place of the checkpoint's.
+        source: the source library's transform of an RGB image to `(3, size, size)`.
     """
 
     size: int
@@ -44,11 +43,11 @@ class PixelRules:
 
     @property
     def geometry(self) -> ResizePolicy:
-        """Which part of the image the input shows: ``"crop"``, ``"squash"`` or ``"pad"``."""
+        """Which part of the image the input shows: `"crop"`, `"squash"` or `"pad"`."""
         return self.policy if self.mode in ("model", "source") else cast(ResizePolicy, self.mode)
 
     def __call__(self, image: Image.Image) -> Tensor:
-        """Normalised input ``(3, size, size)``, float32."""
+        """Normalised input `(3, size, size)`, float32."""
         if self.mode == "source":
             return self.source(image).float()
         fill = (self.fill, self.fill, self.fill)

@@ -13,11 +13,10 @@ def reporting(progress: bool | Progress, what: str) -> Iterator[Progress | None]
     """A function to call with (done, total): a bar on standard error for True, None for False, or the given
     one.
 
-    Example
-    -------
-    >>> with reporting(False, "images") as report:
-    ...     report is None
-    True
+    Example:
+        >>> with reporting(False, "images") as report:
+        ...     report is None
+        True
     """
     if progress is False:
         yield None

@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from engine.crops import Fill, fill_colour
+from engine.choices import Fill
+from engine.crops import fill_colour
 from engine.encoders.base import EncoderSpec
 from engine.ops.crop_batch import crop_batch
 
@@ -20,13 +21,12 @@ from engine.ops.crop_batch import crop_batch
 class RegionInputs:
     """Regions of several images, equal ones counted once.
 
-    Attributes
-    ----------
-    images: ``(H, W, 3)`` uint8.
-    boxes: ``(n, 5)`` int64, image and half-open rectangle of each region that differs from those before it.
-    fill: ``(n, 3)`` uint8, the colour of what the image does not cover.
-    mode: ``"rescaled"`` or ``"native"``, see ``engine.crops``.
-    rows: for each region that was asked for, image by image, its place among ``boxes``.
+    Attributes:
+        images: `(H, W, 3)` uint8.
+        boxes: `(n, 5)` int64, image and half-open rectangle of each region that differs from those before it.
+        fill: `(n, 3)` uint8, the colour of what the image does not cover.
+        mode: `"rescaled"` or `"native"`, see `engine.crops`.
+        rows: for each region that was asked for, image by image, its place among `boxes`.
     """
 
     images: list[Tensor]
@@ -37,7 +37,7 @@ class RegionInputs:
 
     @staticmethod
     def of(images: Sequence[Image.Image], boxes: Sequence[np.ndarray], *, mode: str, fill: Fill) -> RegionInputs:
-        """The regions ``boxes`` (one integer array ``(R, 4)`` an image) of upright RGB images."""
+        """The regions `boxes` (one integer array `(R, 4)` an image) of upright RGB images."""
         pixels = [np.array(image) for image in images]
         place: dict[object, int] = {}
         rows: list[int] = []
@@ -61,7 +61,7 @@ class RegionInputs:
         )
 
     def batches(self, spec: EncoderSpec, batch_size: int) -> Iterator[Tensor]:
-        """Normalised inputs ``(at most batch_size, 3, image_size, image_size)``, float32, in the order of ``boxes``."""
+        """Normalised inputs `(at most batch_size, 3, image_size, image_size)`, float32, in the order of `boxes`."""
         for boxes, fill in zip(self.boxes.split(batch_size), self.fill.split(batch_size), strict=True):
             yield crop_batch(
                 self.images, boxes, spec.image_size, mean=spec.mean, std=spec.std, fill=fill,

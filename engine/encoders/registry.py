@@ -1,4 +1,4 @@
-"""Encoders by name, and the table of families that ``peaksim models`` shows."""
+"""Encoders by name, and the table of families that `peaksim models` shows."""
 
 from __future__ import annotations
 
@@ -9,25 +9,31 @@ from urllib.parse import parse_qsl
 
 import torch
 
+from engine.choices import Probability
 from engine.encoders.base import Encoder
+from engine.encoders.text_rules import CLIP_RULES, HF_CLIP_RULES, SIGLIP2_RULES, SIGLIP_RULES, WORD_RULES
+from engine.encoders.towers import TAPS
 
-_OPTIONS = ("resize", "activation", "preprocess", "tokenizer")
-_TAPS = {"projected": True, "value": True, "hidden": False}
+# The options that the loader of each kind of name takes.
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    "scenes": (),
+    "open_clip": ("resize", "activation", "preprocess", "tokenizer"),
+    "hf": ("resize", "tokenizer"),
+}
 
 
 @dataclass(frozen=True)
 class Family:
     """One family of encoders.
 
-    Attributes
-    ----------
-    family: as in ``EncoderSpec.family``.
-    example: a name that ``load_encoder`` takes.
-    architectures: what is read, in words.
-    taps: patch taps, and whether each lies in the text's space; empty for global embeddings only.
-    text_rules: case, padding and end token in one sentence.
-    context_length: text positions, start and end included.
-    probability: ``"softmax"`` over the texts of an image, or ``"sigmoid"`` for each pair.
+    Attributes:
+        family: as in `EncoderSpec.family`.
+        example: a name that `load_encoder` takes.
+        architectures: what is read, in words.
+        taps: patch taps, and whether each lies in the text's space; empty for global embeddings only.
+        text_rules: case, padding and end token in one sentence.
+        context_length: text positions, start and end included.
+        probability: `"softmax"` over the texts of an image, or `"sigmoid"` for each pair.
     """
 
     family: str
@@ -36,34 +42,31 @@ class Family:
     taps: Mapping[str, bool]
     text_rules: str
     context_length: str
-    probability: str
+    probability: Probability
 
 
-_CLIP_TEXT = "lower case; start and end token; causal, so padding is inert"
-_SIGLIP_TEXT = "lower case, punctuation dropped; end token; padded to the full length"
-_SIGLIP2_HF_TEXT = "lower case; end token; padded to the full length"
 _FAMILIES = (
     Family(
         "scenes",
         "scenes",
         "the embedded model, trained on rendered scenes",
         {"projected": True, "value": True},
-        "lower case, words only; causal, so padding is inert",
+        WORD_RULES,
         "40",
         "softmax",
     ),
-    Family("clip", "open_clip:ViT-B-32/openai", "CLIP ViT, GELU or QuickGELU", _TAPS, _CLIP_TEXT, "77", "softmax"),
-    Family("clip", "open_clip:RN50/openai", "CLIP ResNet and other towers", {}, _CLIP_TEXT, "77", "softmax"),
-    Family("siglip", "open_clip:ViT-B-16-SigLIP/webli", "SigLIP", _TAPS, _SIGLIP_TEXT, "64", "sigmoid"),
-    Family("siglip2", "open_clip:ViT-B-16-SigLIP2/webli", "SigLIP 2", _TAPS, _SIGLIP_TEXT, "64", "sigmoid"),
-    Family("pe", "open_clip:PE-Core-B-16/meta", "Perception Encoder", _TAPS, _CLIP_TEXT, "32 or 72", "softmax"),
-    Family("clip", "hf:openai/clip-vit-base-patch32", "CLIP of transformers", _TAPS, _CLIP_TEXT, "77", "softmax"),
+    Family("clip", "open_clip:ViT-B-32/openai", "CLIP ViT, GELU or QuickGELU", TAPS, CLIP_RULES, "77", "softmax"),
+    Family("clip", "open_clip:RN50/openai", "CLIP ResNet and other towers", {}, CLIP_RULES, "77", "softmax"),
+    Family("siglip", "open_clip:ViT-B-16-SigLIP/webli", "SigLIP", TAPS, SIGLIP_RULES, "64", "sigmoid"),
+    Family("siglip2", "open_clip:ViT-B-16-SigLIP2/webli", "SigLIP 2", TAPS, SIGLIP_RULES, "64", "sigmoid"),
+    Family("pe", "open_clip:PE-Core-B-16/meta", "Perception Encoder", TAPS, CLIP_RULES, "32 or 72", "softmax"),
+    Family("clip", "hf:openai/clip-vit-base-patch32", "CLIP of transformers", TAPS, HF_CLIP_RULES, "77", "softmax"),
     Family(
         "siglip",
         "hf:google/siglip-base-patch16-224",
         "SigLIP of transformers",
-        _TAPS,
-        _SIGLIP_TEXT,
+        TAPS,
+        SIGLIP_RULES,
         "64",
         "sigmoid",
     ),
@@ -71,8 +74,8 @@ _FAMILIES = (
         "siglip2",
         "hf:google/siglip2-base-patch16-224",
         "SigLIP 2 of transformers, fixed resolution and native aspect ratio (…-naflex)",
-        _TAPS,
-        _SIGLIP2_HF_TEXT,
+        TAPS,
+        SIGLIP2_RULES,
         "64",
         "sigmoid",
     ),
@@ -96,33 +99,36 @@ def load_encoder(
 ) -> Encoder:
     """Load an encoder by name.
 
-    Arguments
-    ---------
-    name: ``"scenes"`` or ``"scenes:<folder>"``; ``"open_clip:<arch>/<tag or checkpoint path>"``,
-        ``"open_clip:hf-hub:<owner>/<name>"``, ``"open_clip:<folder>"``; ``"hf:<hub name or folder>"``. The
-        options below may be appended: ``"open_clip:ViT-B-32/model.pt?activation=quick_gelu"``.
-    device, dtype: see ``engine.encoders.placement.place``.
-    resize: ``"model"`` (default), ``"source"`` (the source library's own code), ``"crop"``, ``"squash"``,
-        ``"pad"``.
-    activation, preprocess: what a bare open_clip checkpoint leaves open; see ``load_open_clip``.
-    tokenizer: folder of the tokenizer, where the model's own place has none.
+    Args:
+        name: `"scenes"` or `"scenes:<folder>"`; `"open_clip:<arch>/<tag or checkpoint path>"`,
+            `"open_clip:hf-hub:<owner>/<name>"`, `"open_clip:<folder>"`; `"hf:<hub name or folder>"`. The
+            options below may be appended: `"open_clip:ViT-B-32/model.pt?activation=quick_gelu"`.
+        device, dtype: see `engine.encoders.placement.place`.
+        resize: `"model"` (default), `"source"` (the source library's own code), `"crop"`, `"squash"`,
+            `"pad"`.
+        activation, preprocess: what a bare open_clip checkpoint leaves open; see `load_open_clip`.
+        tokenizer: folder of the tokenizer, where the model's own place has none.
 
-    Raises ValueError for an unknown name or option, or an option that the family has no use for; and what the
-    family's loader raises.
+    Raises:
+        TypeError: a name that is no string.
+        ValueError: an unknown name or option, or an option that the family has no use for; and what the family's loader
+            raises.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"load: name must be a string, got {type(name).__name__}")
     given = {"resize": resize, "activation": activation, "preprocess": preprocess, "tokenizer": tokenizer}
     plain, options = _split_options(name, {key: str(value) for key, value in given.items() if value is not None})
     family, _, reference = plain.partition(":")
     # Imported here: open_clip and transformers take seconds, and a user of one does not need the other.
+    if family in _OPTIONS:
+        _refuse(name, options, allowed=_OPTIONS[family])
     if family == "scenes":
-        _refuse(name, options, allowed=())
         return _load_scenes(reference, device, dtype)
     if family == "open_clip" and reference:
         from engine.encoders.open_clip import load_open_clip
 
         return load_open_clip(reference, device=device, dtype=dtype, **options)
     if family == "hf" and reference:
-        _refuse(name, options, allowed=("resize", "tokenizer"))
         from engine.encoders.transformers import load_transformers
 
         return load_transformers(reference, device=device, dtype=dtype, **options)
@@ -145,8 +151,9 @@ def _split_options(name: str, given: Mapping[str, str]) -> tuple[str, dict[str, 
     plain, mark, query = name.partition("?")
     options = dict(given)
     for key, value in parse_qsl(query, keep_blank_values=True) if mark else ():
-        if key not in _OPTIONS:
-            raise ValueError(f"load: option must be one of {', '.join(_OPTIONS)}, got {key!r} in {name!r}")
+        known = _OPTIONS["open_clip"]
+        if key not in known:
+            raise ValueError(f"load: option must be one of {', '.join(known)}, got {key!r} in {name!r}")
         if key in options and options[key] != value:
             raise ValueError(f"load: {key} is {value!r} in {name!r} and {options[key]!r} in the call")
         options[key] = value

@@ -1,13 +1,12 @@
-"""The embedded ``scenes`` encoder: trained by this package on rendered scenes, shipped with it."""
+"""The embedded `scenes` encoder: trained by this package on rendered scenes, shipped with it."""
 
 from __future__ import annotations
 
 import json
 import re
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, fields
 from importlib.resources import as_file, files
 from os import PathLike
 from pathlib import Path
@@ -21,10 +20,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
 
-from engine.crops import CropMode, Fill
+from engine.atomic_files import write_text, written_whole
+from engine.choices import CropMode, Fill
 from engine.encoders.base import Encoder, EncoderSpec, Tokens, fingerprint
 from engine.encoders.region_inputs import RegionInputs
 from engine.encoders.scenes_model import ScenesModel, ScenesModelConfig
+from engine.encoders.text_rules import WORD_RULES
 from engine.features import ImageFeatures, TextFeatures, TextReadout
 from engine.images import normalise, resize
 
@@ -34,7 +35,6 @@ RESIZE: Literal["squash"] = "squash"
 INTERPOLATION: Literal["bicubic"] = "bicubic"
 SPECIAL = ("<pad>", "<start>", "<end>", "<unknown>")
 FORMAT_VERSION = 1
-TEXT_RULES = "lower case, words only (punctuation dropped), cut keeping the end token; causal, so padding is inert"
 
 
 class WordTokenizer:
@@ -61,7 +61,7 @@ class WordTokenizer:
         return [word for word in self.split(text) if word not in self._ids]
 
     def __call__(self, texts: Sequence[str]) -> Tokens:
-        """Tokens of shape ``(B, context_length)``."""
+        """Tokens of shape `(B, context_length)`."""
         shape = (len(texts), self.context_length)
         ids = torch.zeros(shape, dtype=torch.int64)
         attention, words = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool)
@@ -82,14 +82,14 @@ class WordTokenizer:
 
 
 class ScenesEncoder(Encoder):
-    """``ScenesModel`` with its words and pixel rules."""
+    """`ScenesModel` with its words and pixel rules."""
 
     def __init__(self, model: ScenesModel, words: Sequence[str], *, name: str, device: torch.device) -> None:
         config = model.config
         self.device = device
         self.tokenizer = WordTokenizer(words, config.context_length)
         self._model = model.float().eval().requires_grad_(False).to(device)
-        rules = {"words": self.tokenizer.words, "mean": MEAN, "std": STD, "config": asdict(config), "rules": TEXT_RULES}
+        rules = {"words": self.tokenizer.words, "mean": MEAN, "std": STD, "config": asdict(config), "rules": WORD_RULES}
         self.spec = EncoderSpec(
             name=name,
             family="scenes",
@@ -110,7 +110,7 @@ class ScenesEncoder(Encoder):
             probability="softmax",
             activation="hard_swish",
             taps={"projected": True, "value": True},
-            text_rules=TEXT_RULES,
+            text_rules=WORD_RULES,
             fingerprint=fingerprint(rules, model.state_dict()),
         )
 
@@ -210,27 +210,28 @@ class ScenesEncoder(Encoder):
 
 
 def pixels_from_uint8(images: Tensor) -> Tensor:
-    """``(B, H, W, 3)`` uint8 to the model's normalised input ``(B, 3, H, W)``, float32."""
+    """`(B, H, W, 3)` uint8 to the model's normalised input `(B, 3, H, W)`, float32."""
     scaled = images.permute(0, 3, 1, 2).float() / 255
     return ((scaled - MEAN[0]) / STD[0]).contiguous()
 
 
 def save_scenes(folder: str | PathLike[str], model: ScenesModel, words: Sequence[str]) -> None:
-    """Write ``model.safetensors`` (float16) and ``model.json``, which ``load_scenes`` reads."""
+    """Write `model.safetensors` (float16) and `model.json`, which `load_scenes` reads."""
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     state = {name: tensor.detach().half().contiguous() for name, tensor in model.state_dict().items()}
     facts = {"format_version": FORMAT_VERSION, "config": asdict(model.config), "words": list(words)}
-    with _replacing(target / "model.safetensors") as path:
+    with written_whole(target / "model.safetensors") as path:
         save_file(state, path)
-    with _replacing(target / "model.json") as path:
-        path.write_text(json.dumps(facts, indent=1) + "\n")
+    write_text(target / "model.json", json.dumps(facts, indent=1))
 
 
 def load_scenes(folder: str | PathLike[str] | None = None, *, device: torch.device | str = "cpu") -> ScenesEncoder:
-    """The embedded encoder, or one that ``peaksim train scenes`` wrote into ``folder``.
+    """The embedded encoder, or one that `peaksim train scenes` wrote into `folder`.
 
-    Raises FileNotFoundError naming the missing file, ValueError for a file of another format.
+    Raises:
+        FileNotFoundError: naming the missing file.
+        ValueError: naming a file that is damaged or of another format.
     """
     if folder is not None:
         return _load_folder(Path(folder), f"scenes:{folder}", torch.device(device))
@@ -242,14 +243,10 @@ def _load_folder(folder: Path, name: str, device: torch.device) -> ScenesEncoder
     for file in ("model.json", "model.safetensors"):
         if not (folder / file).is_file():
             raise FileNotFoundError(f"{name}: {folder / file} is missing; it is written by `peaksim train scenes`")
-    facts = json.loads((folder / "model.json").read_text())
-    if facts.get("format_version") != FORMAT_VERSION:
-        raise ValueError(
-            f"{name}: {folder / 'model.json'} has format {facts.get('format_version')}, wanted {FORMAT_VERSION}"
-        )
+    config, words = _read_facts(name, folder / "model.json")
     # Without numbers of its own: to draw first ones that the file replaces would move torch's generator.
     with torch.device("meta"):
-        model = ScenesModel(ScenesModelConfig(**facts["config"]))
+        model = ScenesModel(config)
     try:
         state = load_file(folder / "model.safetensors")
         model.load_state_dict({key: tensor.float() for key, tensor in state.items()}, assign=True)
@@ -257,12 +254,33 @@ def _load_folder(folder: Path, name: str, device: torch.device) -> ScenesEncoder
         raise ValueError(
             f"{name}: {folder / 'model.safetensors'} must hold the weights that model.json describes, got {error}"
         ) from error
-    return ScenesEncoder(model, facts["words"], name=name, device=device)
+    return ScenesEncoder(model, words, name=name, device=device)
 
 
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A path to write to; what was written takes the place of ``path`` in one step."""
-    unfinished = path.with_name(path.name + ".part")
-    yield unfinished
-    unfinished.replace(path)
+def _read_facts(name: str, path: Path) -> tuple[ScenesModelConfig, list[str]]:
+    """Sizes and words of `model.json`. Raises ValueError, naming the file, for anything but a whole one."""
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{name}: {path} is damaged: it is no JSON ({error})") from error
+    version = facts.get("format_version") if isinstance(facts, dict) else None
+    if version != FORMAT_VERSION:
+        raise ValueError(f"{name}: {path} has format {version}, wanted {FORMAT_VERSION}")
+    sizes, words = facts.get("config"), facts.get("words")
+    known = {item.name for item in fields(ScenesModelConfig)}
+    if not isinstance(sizes, dict) or set(sizes) != known:
+        got = sorted(sizes) if isinstance(sizes, dict) else sizes
+        raise ValueError(f"{name}: {path} must state as config {sorted(known)}, got {got!r}")
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise ValueError(f"{name}: {path} must state its words as a list of strings, got {words!r:.80}")
+    try:
+        config = ScenesModelConfig(**sizes)
+        ids = WordTokenizer(words, config.context_length).size
+    except ValueError as error:
+        raise ValueError(f"{name}: {path} is damaged ({error})") from error
+    if ids > config.vocabulary:
+        raise ValueError(
+            f"{name}: {path} must have a vocabulary of at least {ids}, one for each of its {len(words)} words and "
+            f"{len(SPECIAL)} special ones, got {config.vocabulary}"
+        )
+    return config, words

@@ -1,4 +1,4 @@
-"""The network of the embedded ``scenes`` model: a small ViT and a causal text transformer.
+"""The network of the embedded `scenes` model: a small ViT and a causal text transformer.
 
 Both towers are pre-norm transformers whose blocks are written out with plain matrix products, so that every
 hidden state has a name and the whole model can be read in one file. The class token of the image tower and the
@@ -8,7 +8,7 @@ end token of the text tower, normalised and projected, are the global embeddings
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor, nn
@@ -19,18 +19,45 @@ from engine.encoders.windows import class_rows_attention
 
 @dataclass(frozen=True)
 class ScenesModelConfig:
-    """Sizes of both towers. Everything a checkpoint needs to be rebuilt, besides its words."""
+    """Sizes of both towers. Everything a checkpoint needs to be rebuilt, besides its words.
+
+    Raises:
+        ValueError: a size that is no positive integer, and for sizes that do not divide.
+    """
 
     image_size: int = 96
+    """Pixels along one side of a picture."""
     patch_size: int = 16
+    """Pixels along one side of a patch."""
     width: int = 128
+    """Channels of both towers."""
     heads: int = 4
+    """Attention heads of every block."""
     image_layers: int = 6
+    """Blocks of the image tower."""
     text_layers: int = 8
+    """Blocks of the text tower."""
     stem_width: int = 192
+    """Channels of the stem, which makes patches of pixels."""
     embed_dim: int = 128
+    """Dimensions of the space that pictures and texts share."""
     context_length: int = 40
+    """Positions of a text, its start and its end included."""
     vocabulary: int = 256
+    """Rows of the word embedding; at least the number of words and of special ones."""
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"ScenesModelConfig: {name} must be a positive integer, got {value!r}")
+        for whole, part in (("width", "heads"), ("image_size", "patch_size")):
+            if getattr(self, whole) % getattr(self, part):
+                raise ValueError(
+                    f"ScenesModelConfig: {whole} must be a multiple of {part}, got {getattr(self, whole)} and "
+                    f"{getattr(self, part)}"
+                )
+        if self.patch_size % 4:
+            raise ValueError(f"ScenesModelConfig: patch_size must be a multiple of 4, got {self.patch_size}")
 
     @property
     def side(self) -> int:
@@ -39,7 +66,7 @@ class ScenesModelConfig:
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP with residuals, ``(B, T, width)`` to the same."""
+    """Pre-norm attention and MLP with residuals, `(B, T, width)` to the same."""
 
     def __init__(self, width: int, heads: int, layers: int) -> None:
         super().__init__()
@@ -59,17 +86,18 @@ class Block(nn.Module):
             nn.init.zeros_(linear.bias)
 
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """``bias`` is added to the attention logits: ``(T, T)`` or broadcastable to ``(B, heads, T, T)``."""
+        """`bias` is added to the attention logits: `(T, T)` or broadcastable to `(B, heads, T, T)`."""
         x = x + self.attention(self.norm_attention(x), bias)
         return x + self.down(functional.hardswish(self.up(self.norm_mlp(x))))
 
     def attention(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Self-attention of normalised states `(B, T, width)`; `bias` as for `forward`."""
         batch, length, width = x.shape
         qkv = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
         return self.out(self.mix(qkv, bias).reshape(batch, length, width))
 
     def mix(self, qkv: Tensor, bias: Tensor | None = None) -> Tensor:
-        """What each position reads of all: ``(B, T, 3, heads, width / heads)`` to ``(B, T, heads, width / heads)``."""
+        """What each position reads of all: `(B, T, 3, heads, width / heads)` to `(B, T, heads, width / heads)`."""
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, heads, T, width / heads)
         # Plain products: on CPUs they beat scaled_dot_product_attention's bfloat16 backward.
         logits = (q * (q.shape[-1] ** -0.5)) @ k.transpose(-2, -1)  # (B, heads, T, T)
@@ -78,9 +106,9 @@ class Block(nn.Module):
         return (logits.softmax(dim=-1) @ v).transpose(1, 2)
 
     def with_windows(self, x: Tensor, windows: Tensor, grid: tuple[int, int], *, rows_alone: bool) -> Tensor:
-        """``forward`` of a sequence that ends with a class row for each of ``windows (B, W, 4)``.
+        """`forward` of a sequence that ends with a class row for each of `windows (B, W, 4)`.
 
-        Each row sees the patches inside its window and itself; no other position sees it. ``rows_alone``: only
+        Each row sees the patches inside its window and itself; no other position sees it. `rows_alone`: only
         the rows are wanted, and come back.
         """
         batch, length, width = x.shape
@@ -95,9 +123,9 @@ class Block(nn.Module):
         return x + self.down(functional.hardswish(self.up(self.norm_mlp(x))))
 
     def at(self, x: Tensor, position: Tensor, *, causal: bool = False) -> Tensor:
-        """``forward(x)`` at one ``position (B,)`` of each row alone, ``(B, width)``: one asks, all answer.
+        """`forward(x)` at one `position (B,)` of each row alone, `(B, width)`: one asks, all answer.
 
-        ``causal``: it does not look at what follows it.
+        `causal`: it does not look at what follows it.
         """
         batch, length, width = x.shape
         rows = torch.arange(batch, device=x.device)
@@ -115,14 +143,14 @@ class Block(nn.Module):
         return x + self.down(functional.hardswish(self.up(self.norm_mlp(x))))
 
     def value_path(self, x: Tensor) -> Tensor:
-        """What attention would add to each position if it looked at itself alone, ``(B, T, width)``."""
+        """What attention would add to each position if it looked at itself alone, `(B, T, width)`."""
         width = x.shape[-1]
         weight, bias = self.qkv.weight[2 * width :], self.qkv.bias[2 * width :]
         return self.out(functional.linear(self.norm_attention(x), weight, bias))
 
 
 class ImageTower(nn.Module):
-    """Pixels ``(B, 3, S, S)`` to states ``(B, 1 + P, width)``: the class token, then the patches row by row."""
+    """Pixels `(B, 3, S, S)` to states `(B, 1 + P, width)`: the class token, then the patches row by row."""
 
     def __init__(self, config: ScenesModelConfig) -> None:
         super().__init__()
@@ -142,10 +170,11 @@ class ImageTower(nn.Module):
         self.projection = nn.Linear(config.width, config.embed_dim, bias=False)
 
     def last_value_path(self, x: Tensor) -> Tensor:
-        """``Block.value_path`` of the last block, ``(B, T, width)``, from its input."""
+        """`Block.value_path` of the last block, `(B, T, width)`, from its input."""
         return _last(self.blocks).value_path(x)
 
     def embed(self, pixels: Tensor) -> Tensor:
+        """Pixels `(B, 3, S, S)` as the first block's input `(B, 1 + P, width)`, class token first."""
         strokes = functional.hardswish(self.strokes(pixels))  # (B, 32, S / 4, S / 4) at 16-pixel patches
         patches = functional.hardswish(self.stem_in(strokes)).flatten(2).transpose(1, 2)  # (B, P, stem)
         states = self.stem_out(patches)
@@ -153,7 +182,7 @@ class ImageTower(nn.Module):
         return states + self.positions
 
     def forward(self, pixels: Tensor, layers: Sequence[int] = ()) -> tuple[Tensor, dict[int, Tensor], Tensor]:
-        """Final states, hidden states of the 1-indexed ``layers``, and the input of the last block."""
+        """Final states, hidden ones of the 1-indexed `layers`, and the input of the last block: `(B, 1 + P, width)`."""
         x = self.embed(pixels)
         hidden: dict[int, Tensor] = {}
         before_last = x
@@ -165,7 +194,7 @@ class ImageTower(nn.Module):
         return x, hidden, before_last
 
     def class_state(self, pixels: Tensor) -> Tensor:
-        """The final state of the class token, ``(B, width)``, as ``forward`` has it, for less work."""
+        """The final state of the class token, `(B, width)`, as `forward` has it, for less work."""
         x = self.embed(pixels)
         for block in self.blocks[:-1]:
             x = block(x)
@@ -173,9 +202,9 @@ class ImageTower(nn.Module):
         return _last(self.blocks).at(x, first)
 
     def window_states(self, pixels: Tensor, windows: Tensor) -> Tensor:
-        """Final states ``(B, W, width)`` of a class token for each of ``windows (B, W, 4)``, in cells of the grid.
+        """Final states `(B, W, width)` of a class token for each of `windows (B, W, 4)`, in cells of the grid.
 
-        The token of a window over the whole grid ends as ``class_state`` does.
+        The token of a window over the whole grid ends as `class_state` does.
         """
         x = self.embed(pixels)
         x = torch.cat([x, x[:, :1].expand(-1, windows.shape[1], -1)], dim=1)
@@ -186,7 +215,7 @@ class ImageTower(nn.Module):
 
 
 class TextTower(nn.Module):
-    """Token ids ``(B, T)`` to states ``(B, T, width)``; causal, so what follows the end token changes nothing."""
+    """Token ids `(B, T)` to states `(B, T, width)`; causal, so what follows the end token changes nothing."""
 
     def __init__(self, config: ScenesModelConfig) -> None:
         super().__init__()
@@ -200,7 +229,7 @@ class TextTower(nn.Module):
         self.projection = nn.Linear(config.width, config.embed_dim, bias=False)
 
     def forward(self, ids: Tensor, layers: Sequence[int] = ()) -> tuple[Tensor, dict[int, Tensor]]:
-        """Final states before the last norm, and hidden states of the 1-indexed ``layers``."""
+        """Final states before the last norm, and hidden states of the 1-indexed `layers`: `(B, T, width)`."""
         length = ids.shape[1]
         x = self.embedding(ids) + self.positions[:length]
         causal = x.new_full((length, length), float("-inf")).triu(1)
@@ -212,7 +241,7 @@ class TextTower(nn.Module):
         return x, hidden
 
     def end_state(self, ids: Tensor, end: Tensor) -> Tensor:
-        """The final state at the end token, ``(B, width)``, as ``forward`` has it, for less work."""
+        """The final state at the end token, `(B, width)`, as `forward` has it, for less work."""
         length = ids.shape[1]
         x = self.embedding(ids) + self.positions[:length]
         causal = x.new_full((length, length), float("-inf")).triu(1)
@@ -231,12 +260,8 @@ class ScenesModel(nn.Module):
         self.text = TextTower(config)
         self.log_scale = nn.Parameter(torch.tensor(logit_scale).log())
 
-    def embed_images(self, pixels: Tensor) -> Tensor:
-        """Global embeddings ``(B, D)``, not normalised."""
-        return self.image.projection(self.image.norm(self.image.class_state(pixels)))
-
     def embed_texts(self, ids: Tensor, end: Tensor) -> Tensor:
-        """Global embeddings ``(B, D)``, not normalised; ``end (B,)`` is the position of the end token."""
+        """Global embeddings `(B, D)`, not normalised; `end (B,)` is the position of the end token."""
         return self.text.projection(self.text.norm(self.text.end_state(ids, end)))
 
 

@@ -14,7 +14,8 @@ def aligned_taps(spec: EncoderSpec) -> tuple[str, ...]:
 def tap_for(spec: EncoderSpec, needs: Needs) -> str | None:
     """The tap to read: the one asked for, else the encoder's default; None when no patches are needed.
 
-    Raises ValueError, naming the taps that would do, when the encoder has no such tap.
+    Raises:
+        ValueError: naming the taps that would do, when the encoder has no such tap.
     """
     if not needs.patches and needs.tap is None:
         return None

@@ -1,4 +1,4 @@
-"""From token ids to ``Tokens``: which positions are words, where a caption ends, what a cut made equal."""
+"""From token ids to `Tokens`: which positions are words, where a caption ends, what a cut made equal."""
 
 from __future__ import annotations
 
@@ -11,6 +11,15 @@ from torch import Tensor
 
 from engine.encoders.base import Tokens
 
+# What each kind of tokenizer does to a caption. The sentences are part of an encoder's fingerprint.
+WORD_RULES = "lower case, words only (punctuation dropped), cut keeping the end token; causal, so padding is inert"
+CLIP_RULES = "lower case, cleaned (ftfy, HTML entities, blanks); start and end token; zeros to the full length"
+HF_CLIP_RULES = "lower case; start and end token; padded to the full length, which the causal tower does not see"
+SIGLIP_RULES = "lower case, punctuation dropped; end token; padded to the full length, which takes part"
+SIGLIP2_RULES = "lower case; end token; padded to the full length, which takes part"
+LOWER_RULES = "lower case; padded to the full length"
+BLANKS_RULES = "case kept, blanks joined; padded to the full length"
+
 POOLS = ("first", "last", "argmax", "eos")
 # Read through a tokenizer, these tell case, punctuation, accents, numbers and special tokens apart.
 _PROBES = ("A photo of two Red cats, not a DOG's!", "naïve café_42", "左 of   <b>", "")
@@ -18,7 +27,7 @@ _PROBES = ("A photo of two Red cats, not a DOG's!", "naïve café_42", "左 of  
 
 @dataclass(frozen=True)
 class Cut:
-    """Captions as rows of ids, cut to the context length, not yet padded; ``truncated``: which were cut."""
+    """Captions as rows of ids, cut to the context length, not yet padded; `truncated`: which were cut."""
 
     rows: list[list[int]]
     truncated: list[bool]
@@ -46,17 +55,16 @@ def build_tokens(
     end: Callable[[Tensor], Tensor],
     piece: Callable[[int], str],
 ) -> Tokens:
-    """``Tokens`` of cut rows, padded to the context length.
+    """`Tokens` of cut rows, padded to the context length.
 
-    Arguments
-    ---------
-    cut: ids of each caption.
-    texts: the captions.
-    context_length: positions T of the result.
-    pad: the padding id and the side it goes to, ``"right"`` or ``"left"``.
-    special_ids: ids that are no word wherever they stand (start, end, padding, separators).
-    end: from ids ``(B, T)`` to the position ``(B,)`` whose state becomes the global embedding.
-    piece: the text of one id.
+    Args:
+        cut: ids of each caption.
+        texts: the captions.
+        context_length: positions T of the result.
+        pad: the padding id and the side it goes to, `"right"` or `"left"`.
+        special_ids: ids that are no word wherever they stand (start, end, padding, separators).
+        end: from ids `(B, T)` to the position `(B,)` whose state becomes the global embedding.
+        piece: the text of one id.
     """
     pad_id, side = pad
     ids = torch.full((len(cut.rows), context_length), pad_id, dtype=torch.int64)
@@ -79,7 +87,10 @@ def build_tokens(
 
 
 def end_positions(ids: Tensor, pool: str, end_id: int) -> Tensor:
-    """Position ``(B,)`` that a text tower pools: ``first``, ``last``, ``argmax`` (of ids) or ``eos``."""
+    """Position `(B,)` of `ids (B, T)` that a text tower pools: `first`, `last`, `argmax` (of ids) or `eos`.
+
+    Raises ValueError for another kind of pooling.
+    """
     if pool == "first":
         return torch.zeros(len(ids), dtype=torch.int64)
     if pool == "last":

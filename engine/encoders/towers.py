@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.encoders.base import Encoder, Tokens
+from engine.encoders.base import Encoder, EncoderSpec, Tokens
+from engine.encoders.pixels import PixelRules
 from engine.features import ImageFeatures, TextFeatures, TextReadout
 
 # CUDA's memory-efficient attention launches one grid row for each sequence, 65,535 at most.
@@ -35,13 +36,13 @@ TAPS = {
 }
 """Patch taps of a transformer tower, and whether each lies in the text's space.
 
-``projected``: the last block's output at a patch, through the tower's final normalisation, pooling (where the
+`projected`: the last block's output at a patch, through the tower's final normalisation, pooling (where the
 tower pools by attention: the pool's output when that patch is all it sees) and projection.
-``value``: the same, from the value path of the last block in place of its output: normalisation, value and
+`value`: the same, from the value path of the last block in place of its output: normalisation, value and
 output projections of its attention, without residual and MLP. Dense features that stay local (Zhou et al.
 2022, "Extract Free Dense Labels from CLIP", arXiv:2112.01071; without the residual as Lan et al. 2024,
 arXiv:2407.12442).
-``hidden``: the last block's output as it is; not in the text's space.
+`hidden`: the last block's output as it is; not in the text's space.
 """
 
 
@@ -49,17 +50,16 @@ arXiv:2407.12442).
 class Tower:
     """One tower of a frozen model.
 
-    Attributes
-    ----------
-    blocks: its transformer blocks in order; empty when only the global embedding can be read.
-    width: width W of its hidden states.
-    project: states after the last block ``(..., W)`` to the shared space ``(..., D)``, each position alone.
-    attend: attention branch of the last block on sequences of one position ``(n, 1, W)``, or None.
-    prefix: positions before the first patch (class token, registers).
-    grid: rows and columns of the patch grid, None where images differ or there are no patches.
-    windows: pixels ``(B, 3, S, S)`` and windows ``(B, W, 4)`` in cells of the grid to ``(B, W, D)``, not
-        normalised; None for towers without. See ``Encoder.encode_windows``.
-    readout: makes what ``Encoder.text_readout`` gives, from the weights as they then are; text towers only.
+    Attributes:
+        blocks: its transformer blocks in order; empty when only the global embedding can be read.
+        width: width W of its hidden states.
+        project: states after the last block `(..., W)` to the shared space `(..., D)`, each position alone.
+        attend: attention branch of the last block on sequences of one position `(n, 1, W)`, or None.
+        prefix: positions before the first patch (class token, registers).
+        grid: rows and columns of the patch grid, None where images differ or there are no patches.
+        windows: pixels `(B, 3, S, S)` and windows `(B, W, 4)` in cells of the grid to `(B, W, D)`, not
+            normalised; None for towers without. See `Encoder.encode_windows`.
+        readout: makes what `Encoder.text_readout` gives, from the weights as they then are; text towers only.
     """
 
     blocks: Sequence[nn.Module] = ()
@@ -77,7 +77,7 @@ class Tower:
 
     @property
     def taps(self) -> Mapping[str, bool]:
-        """The patch taps this tower offers; see ``TAPS``."""
+        """The patch taps this tower offers; see `TAPS`."""
         offered = {"projected": self.project, "value": self.attend and self.project, "hidden": self.blocks}
         return {name: aligned for name, aligned in TAPS.items() if offered[name]}
 
@@ -113,7 +113,7 @@ class Recorder:
 
 
 def each_alone(function: Callable[[Tensor], Tensor], states: Tensor) -> Tensor:
-    """Apply a function of sequences ``(n, L, W)`` to each position of ``(..., W)`` as its own sequence."""
+    """Apply a function of sequences `(n, L, W)` to each position of `(..., W)` as its own sequence."""
     flat = states.reshape(-1, 1, states.shape[-1])
     outputs = torch.cat([function(part) for part in flat.split(_ROWS_AT_ONCE)])
     return outputs.reshape(*states.shape[:-1], outputs.shape[-1])
@@ -122,27 +122,37 @@ def each_alone(function: Callable[[Tensor], Tensor], states: Tensor) -> Tensor:
 class DualEncoder(Encoder):
     """An encoder whose towers are transformers of another library.
 
-    A family sets ``spec``, ``device`` and the attributes below, and implements ``preprocess``, ``tokenize``
+    A family sets `spec`, `device` and the attributes below, and implements `preprocess`, `tokenize`
     and the two calls into the model.
     """
 
     _image: Tower
     _text: Tower
     _dtype: torch.dtype
+    _pixels: PixelRules
 
     @abstractmethod
     def _embed_pixels(self, pixels: Tensor) -> Tensor:
-        """Global image embeddings ``(B, D)`` as the source library computes them, not normalised.
+        """Global image embeddings `(B, D)` as the source library computes them, not normalised.
 
-        ``pixels`` come in float32; the family casts them.
+        `pixels` come in float32; the family casts them.
         """
 
     @abstractmethod
     def _embed_ids(self, ids: Tensor) -> Tensor:
-        """Global text embeddings ``(B, D)`` as the source library computes them, not normalised."""
+        """Global text embeddings `(B, D)` as the source library computes them, not normalised."""
+
+    def _check_savable(self) -> None:
+        """Raise ValueError unless the weights are those of the checkpoint, bit for bit."""
+        if self._dtype != torch.float32:
+            raise ValueError(f"{self.spec.name}: save wants an encoder of dtype float32, got {self._dtype}")
+
+    def _stated(self) -> dict[str, str]:
+        """What a saved folder says about itself; see `refuse_changed_files`."""
+        return {"fingerprint": self.spec.fingerprint, "resize": self._pixels.mode}
 
     def _patch_mask(self, pixels: Tensor) -> Tensor | None:
-        """Bool ``(B, P)``, True = a real patch; None when every patch is real."""
+        """Bool `(B, P)`, True = a real patch; None when every patch is real."""
         return None
 
     @torch.no_grad()
@@ -179,7 +189,7 @@ class DualEncoder(Encoder):
         return super().text_readout() if self._text.readout is None else self._text.readout()
 
     def _read_patches(self, tap: str, states: Mapping[int, Tensor]) -> Tensor:
-        """Patch vectors ``(B, P, Dp)`` of one tap, unit norm where the tap is aligned."""
+        """Patch vectors `(B, P, Dp)` of one tap, unit norm where the tap is aligned."""
         tower = self._image
         if tap == "value":
             assert tower.attend is not None
@@ -229,6 +239,19 @@ def readout_of(norm: nn.LayerNorm, projection: nn.Module | Tensor | None) -> Tex
         weight = projection.detach().T
     norm_bias = torch.zeros_like(norm.weight) if norm.bias is None else norm.bias
     return TextReadout(norm.weight.detach(), norm_bias.detach(), weight, bias, norm.eps)
+
+
+def refuse_changed_files(spec: EncoderSpec, file: str, stated: Mapping[str, Any], resize: str | None) -> None:
+    """Raise ValueError when a folder states another fingerprint in `file` than its encoder has.
+
+    Where the user chose another `resize` than the folder was saved with, the two must differ and say nothing.
+    """
+    saved = stated.get("fingerprint")
+    if saved is not None and resize in (None, stated.get("resize")) and saved != spec.fingerprint:
+        raise ValueError(
+            f"{spec.name}: the files were changed since they were saved: {file} states fingerprint {saved}, weights "
+            f"and settings have {spec.fingerprint}"
+        )
 
 
 def freeze(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:

@@ -1,6 +1,6 @@
 """Frozen encoders from transformers: CLIP, SigLIP, SigLIP 2 (of fixed resolution and native aspect ratio).
 
-Patch taps are those of ``engine.encoders.towers.TAPS``. SigLIP and SigLIP 2 pool by attention: a patch
+Patch taps are those of `engine.encoders.towers.TAPS`. SigLIP and SigLIP 2 pool by attention: a patch
 vector is the pool's output when that patch is all it sees.
 """
 
@@ -17,27 +17,24 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from engine.atomic_files import write_text
 from engine.encoders.base import EncoderSpec, Tokens, fingerprint
 from engine.encoders.hub_tokenizer import HubTokenizer
 from engine.encoders.pixels import PixelRules
 from engine.encoders.placement import place
-from engine.encoders.text_rules import end_positions, probe
-from engine.encoders.towers import DualEncoder, freeze
+from engine.encoders.text_rules import HF_CLIP_RULES, SIGLIP2_RULES, SIGLIP_RULES, end_positions, probe
+from engine.encoders.towers import DualEncoder, freeze, refuse_changed_files
 from engine.encoders.transformers_files import STATED_FILE, Files, read_files
 from engine.encoders.transformers_towers import image_tower, text_tower
 from engine.images import Interpolation, ResizePolicy
 
-TEXT_RULES = {
-    "clip": "lower case; start and end token; padded to the full length, which the causal tower does not see",
-    "siglip": "lower case, punctuation dropped; end token; padded to the full length, padding takes part",
-    "siglip2": "lower case; end token; padded to the full length, padding takes part",
-}
+_TEXT_RULES = {"clip": HF_CLIP_RULES, "siglip": SIGLIP_RULES, "siglip2": SIGLIP2_RULES}
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _FILTERS: dict[int, Interpolation] = {2: "bilinear", 3: "bicubic"}
 
 
 class TransformersEncoder(DualEncoder):
-    """A CLIP-like model of transformers with its pixel and text rules; made by ``load_transformers``."""
+    """A CLIP-like model of transformers with its pixel and text rules; made by `load_transformers`."""
 
     def __init__(self, name: str, files: Files, *, resize: str, placement: tuple[torch.device, torch.dtype]) -> None:
         self.device, self._dtype = placement
@@ -55,7 +52,7 @@ class TransformersEncoder(DualEncoder):
             "family": self._family,
             "model": _settings(model.config),
             "pixels": self._pixels.facts(),
-            "text": (TEXT_RULES[self._family], self._tokenizer.digest(), probe(self._tokenizer)),
+            "text": (_TEXT_RULES[self._family], self._tokenizer.digest(), probe(self._tokenizer)),
         }
         # Taken in the checkpoint's own numbers: half precision on a GPU reads the same weights.
         mark = fingerprint(facts, model.state_dict())
@@ -69,7 +66,7 @@ class TransformersEncoder(DualEncoder):
         return self._kind == "siglip2"
 
     def preprocess(self, image: Image.Image) -> Tensor:
-        """Normalised input ``(3, image_size, image_size)``; at native aspect ``(1 + P, 3 * patch * patch)``.
+        """Normalised input `(3, image_size, image_size)`; at native aspect `(1 + P, 3 * patch * patch)`.
 
         The latter are the patches of one image, padded to the model's number, after a first row that starts
         with the rows and columns of the image's grid.
@@ -90,17 +87,15 @@ class TransformersEncoder(DualEncoder):
         return self._tokenizer(texts)
 
     def save(self, folder: str | PathLike[str]) -> None:
-        """Write model, tokenizer and image processor as one folder; ``hf:<folder>`` loads it back.
+        """Write model, tokenizer and image processor as one folder; `hf:<folder>` loads it back.
 
         The folder states the fingerprint, and loading refuses files that were changed.
         """
-        if self._dtype != torch.float32:
-            raise ValueError(f"{self.spec.name}: save wants an encoder of dtype float32, got {self._dtype}")
+        self._check_savable()
         target = Path(folder)
         for part in (self._model, self._files.tokenizer, self._files.processor):
             part.save_pretrained(target)
-        stated = {"fingerprint": self.spec.fingerprint, "resize": self._pixels.mode}
-        (target / STATED_FILE).write_text(json.dumps(stated, indent=1) + "\n", encoding="utf-8")
+        write_text(target / STATED_FILE, json.dumps(self._stated(), indent=1))
 
     def _embed_pixels(self, pixels: Tensor) -> Tensor:
         if not self._native:
@@ -146,7 +141,7 @@ class TransformersEncoder(DualEncoder):
             probability="softmax" if bias is None else "sigmoid",
             activation=str(model.config.vision_config.hidden_act),
             taps=self._image.taps,
-            text_rules=TEXT_RULES[self._family],
+            text_rules=_TEXT_RULES[self._family],
             fingerprint=mark,
         )
 
@@ -161,19 +156,20 @@ def load_transformers(
 ) -> TransformersEncoder:
     """Load a frozen CLIP, SigLIP or SigLIP 2 of transformers.
 
-    Arguments
-    ---------
-    reference: hub name (``openai/clip-vit-base-patch32``) or local folder, which never touches the network.
-    device, dtype: see ``engine.encoders.placement.place``.
-    resize: ``"model"`` (the processor's policy through ``engine.images``: Pillow's pixels, and torchvision's
-        rounding of a crop's offset, where transformers may cut one pixel further left and up), ``"source"``
-        (the image processor's own code), ``"crop"``, ``"squash"`` or ``"pad"``; None is ``"model"``, or what
-        a folder was saved with.
-    tokenizer: folder of the tokenizer, where the model's folder has none.
+    Args:
+        reference: hub name (`openai/clip-vit-base-patch32`) or local folder, which never touches the network.
+        device, dtype: see `engine.encoders.placement.place`.
+        resize: `"model"` (the processor's policy through `engine.images`: Pillow's pixels, and torchvision's
+            rounding of a crop's offset, where transformers may cut one pixel further left and up), `"source"`
+            (the image processor's own code), `"crop"`, `"squash"` or `"pad"`; None is `"model"`, or what
+            a folder was saved with.
+        tokenizer: folder of the tokenizer, where the model's folder has none.
 
-    Raises FileNotFoundError naming the missing file; ValueError for another kind of model, for weights that
-    do not fit or were changed since they were saved, for preprocessing that is no named policy; OSError when
-    the network is needed and cannot be reached.
+    Raises:
+        FileNotFoundError: naming the missing file.
+        ValueError: another kind of model, for weights that do not fit or were changed since they were saved, for
+            preprocessing that is no named policy.
+        OSError: the network is needed and cannot be reached.
     """
     name = f"hf:{reference}"
     placement = place(device, dtype)
@@ -181,12 +177,7 @@ def load_transformers(
     encoder = TransformersEncoder(
         name, files, resize=resize or files.stated.get("resize", "model"), placement=placement
     )
-    saved = files.stated.get("fingerprint")
-    if saved is not None and resize in (None, files.stated.get("resize")) and saved != encoder.spec.fingerprint:
-        raise ValueError(
-            f"{name}: the files were changed since they were saved: {STATED_FILE} states fingerprint "
-            f"{saved}, weights and settings have {encoder.spec.fingerprint}"
-        )
+    refuse_changed_files(encoder.spec, STATED_FILE, files.stated, resize)
     return encoder
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from engine.encoders.hub import not_there, why_unreachable
 from engine.encoders.hub_tokenizer import read_tokenizer
 
 STATED_FILE = "peaksim.json"
@@ -36,14 +37,33 @@ class Files:
 def read_files(who: str, reference: str, *, tokenizer: Path | None) -> Files:
     """Read a model by hub name or from a local folder, which never touches the network.
 
-    Raises FileNotFoundError naming the missing file, ValueError for a model of another kind or with weights
-    missing, OSError when the network is needed and cannot be reached.
+    Raises:
+        FileNotFoundError: naming the missing file.
+        ValueError: a model of another kind or with weights missing.
+        OSError: the network is needed and cannot be reached.
     """
     folder = Path(reference).expanduser()
     local = folder.is_dir() or reference.startswith(("/", "./", "../", "~"))
     if local:
         _check_folder(who, folder)
-    source = str(folder) if local else reference
+    own = None if tokenizer is None else read_tokenizer(who, tokenizer, local=True)
+    if local:
+        return _read(who, folder, own, local=True)
+    reason = why_unreachable()
+    try:
+        return _read(who, reference, own, local=reason is not None)
+    except OSError as error:
+        if reason is None:
+            raise
+        raise not_there(who, f"files of {reference}", reason, "'hf:<folder>'") from error
+
+
+def _read(who: str, place: Path | str, tokenizer: Any, *, local: bool) -> Files:
+    """The files of a folder (a `Path`) or of the hub; `local` keeps to those that are on this machine.
+
+    `tokenizer` stands in for that of the place.
+    """
+    source = str(place)
     import transformers
 
     # No code of a repository is run, and nobody is asked whether it may.
@@ -59,12 +79,9 @@ def read_files(who: str, reference: str, *, tokenizer: Path | None) -> Files:
         )
     _check_weights(who, report)
     processor = transformers.AutoImageProcessor.from_pretrained(source, **options)
-    if tokenizer is not None:
-        words = read_tokenizer(who, tokenizer, local=True)
-    else:
-        words = read_tokenizer(who, folder if local else reference, local=local)
-    stated = folder / STATED_FILE
-    facts = json.loads(stated.read_text(encoding="utf-8")) if local and stated.is_file() else {}
+    words = read_tokenizer(who, place, local=local) if tokenizer is None else tokenizer
+    stated = place / STATED_FILE if isinstance(place, Path) else None
+    facts = {} if stated is None or not stated.is_file() else json.loads(stated.read_text(encoding="utf-8"))
     return Files(model, words, processor, facts)
 
 

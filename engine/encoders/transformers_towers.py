@@ -10,7 +10,7 @@ from engine.encoders.towers import Tower, each_alone, readout_of
 
 
 def image_tower(model: Any, grid: tuple[int, int] | None) -> Tower:
-    """The image tower; ``grid`` is None where each image has its own (SigLIP 2 at native aspect ratio)."""
+    """The image tower; `grid` is None where each image has its own (SigLIP 2 at native aspect ratio)."""
     vision = model.vision_model
     clip = hasattr(model, "visual_projection")
     layer = vision.encoder.layers[-1]

@@ -1,6 +1,6 @@
 """Windows of an image on an encoder's patch grid, and the step that lets class rows ride along with patches.
 
-Regions of mode ``"windows"`` cost one pass of the tower: the patch states are computed once, and a class row for
+Regions of mode `"windows"` cost one pass of the tower: the patch states are computed once, and a class row for
 each window goes through all blocks beside them, attending to its own window's patches and to itself. Nothing else
 sees it, so the patches and the ordinary class token are as they are without it. A window over the whole image gives
 the ordinary global embedding.
@@ -16,16 +16,15 @@ from engine.ops.window_attention import window_attention
 
 
 def window_cells(boxes: np.ndarray, view: tuple[int, int, int, int], grid: tuple[int, int]) -> np.ndarray:
-    """The patches that belong to each box, as half-open boxes of cells x0, y0, x1, y1, int32 ``(R, 4)``.
+    """The patches that belong to each box, as half-open boxes of cells x0, y0, x1, y1, int32 `(R, 4)`.
 
     A patch belongs to a box when at least half of its width and half of its height lie inside. A box too small to
     have any patch (or any column, or row) gets the one that holds its middle; a box beside the view the nearest.
 
-    Arguments
-    ---------
-    boxes: half-open pixel rectangles ``(R, 4)`` x0, y0, x1, y1 of the upright image.
-    view: the rectangle of the upright image that the grid covers.
-    grid: rows and columns.
+    Args:
+        boxes: half-open pixel rectangles `(R, 4)` x0, y0, x1, y1 of the upright image.
+        view: the rectangle of the upright image that the grid covers.
+        grid: rows and columns.
 
     >>> window_cells(np.array([[0, 0, 48, 96], [20, 8, 30, 9]]), (0, 0, 96, 96), (6, 6)).tolist()
     [[0, 0, 3, 6], [1, 0, 2, 1]]
@@ -38,7 +37,7 @@ def window_cells(boxes: np.ndarray, view: tuple[int, int, int, int], grid: tuple
 
 
 def _span(first: np.ndarray, last: np.ndarray, length: int, cells: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cells of an axis of ``length`` pixels that have at least half of themselves in ``[first, last)``."""
+    """Cells of an axis of `length` pixels that have at least half of themselves in `[first, last)`."""
     # In whole numbers: ceil(first · cells / length - 1/2) and floor(last · cells / length + 1/2).
     begin = np.clip(-((length - 2 * first * cells) // (2 * length)), 0, cells)
     end = np.clip((2 * last * cells + length) // (2 * length), 0, cells)
@@ -48,16 +47,16 @@ def _span(first: np.ndarray, last: np.ndarray, length: int, cells: int) -> tuple
 
 
 def class_rows_attention(qkv: Tensor, n_rows: int, windows: Tensor, grid: tuple[int, int]) -> Tensor:
-    """What the last ``n_rows`` positions of a sequence read: each its window's patches and itself.
+    """What the last `n_rows` positions of a sequence read: each its window's patches and itself.
 
-    Arguments
-    ---------
-    qkv: queries, keys and values ``(B, T, 3, H, hd)`` of a sequence that ends with patches row by row, then the
-        class rows; what stands before the patches is not looked at.
-    windows: int32 ``(B, n_rows, 4)`` in cells.
-    grid: rows and columns of the patches.
+    Args:
+        qkv: queries, keys and values `(B, T, 3, H, hd)` of a sequence that ends with patches row by row, then the
+            class rows; what stands before the patches is not looked at.
+        windows: int32 `(B, n_rows, 4)` in cells.
+        grid: rows and columns of the patches.
 
-    Returns ``(B, n_rows, H, hd)``.
+    Returns:
+        `(B, n_rows, H, hd)`.
     """
     first = qkv.shape[1] - n_rows
     q, k, v = qkv.unbind(2)
@@ -68,7 +67,7 @@ def class_rows_attention(qkv: Tensor, n_rows: int, windows: Tensor, grid: tuple[
 
 
 def pad_windows(cells: list[np.ndarray], device: torch.device) -> Tensor:
-    """Windows ``(B, W, 4)`` of images that have different numbers of them; the rest are empty."""
+    """Windows `(B, W, 4)` of images that have different numbers of them; the rest are empty."""
     padded = np.zeros((len(cells), max(map(len, cells)), 4), dtype=np.int32)
     for row, own in enumerate(cells):
         padded[row, : len(own)] = own

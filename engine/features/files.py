@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import fields
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+
+from engine.atomic_files import written_whole
 
 if TYPE_CHECKING:
     from engine.features.types import ImageFeatures, TextFeatures
@@ -21,7 +23,7 @@ FORMAT_VERSION = 1
 
 
 def save(features: ImageFeatures | TextFeatures, path: str | PathLike[str]) -> None:
-    """Write one safetensors file; ``load`` reads it back."""
+    """Write one safetensors file; `load` reads it back. Raises OSError naming a path that cannot be written."""
     tensors: dict[str, Tensor] = {}
     plain: dict[str, Any] = {"kind": type(features).__name__, "format_version": FORMAT_VERSION}
     for item in fields(features):
@@ -32,20 +34,29 @@ def save(features: ImageFeatures | TextFeatures, path: str | PathLike[str]) -> N
             tensors |= {f"hidden.{layer}": state.clone().contiguous() for layer, state in value.items()}
         elif value is not None:
             plain[item.name] = value
-    target = Path(path)
-    unfinished = target.with_name(target.name + ".part")
-    # Cloned above: safetensors refuses tensors that share memory. Written aside and renamed, so that a
-    # reader never sees half a file and a full disk leaves the old one.
-    save_file(tensors, unfinished, metadata={"peaksim": json.dumps(plain)})
-    unfinished.replace(target)
+    try:
+        with written_whole(path) as unfinished:
+            # Cloned above: safetensors refuses tensors that share memory.
+            save_file(tensors, unfinished, metadata={"peaksim": json.dumps(plain)})
+    except (SafetensorError, OSError) as error:
+        raise OSError(f"{type(features).__name__}.save: {path} could not be written ({error})") from error
 
 
 def load(cls: type[Features], path: str | PathLike[str]) -> Features:
-    """Read what ``save`` wrote. Raises ValueError when the file holds something else or is damaged."""
+    """Read what `save` wrote.
+
+    Raises:
+        FileNotFoundError: no file.
+        ValueError: it holds something else or is damaged, all by name.
+    """
     who = f"{cls.__name__}.load"
+    if os.path.isdir(path):
+        raise ValueError(f"{who}: {path} is a folder, a file was wanted")
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"{who}: {path} does not exist")
     try:
         header, tensors = _read(path)
-    except SafetensorError as error:
+    except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"{who}: {path} is not a whole safetensors file ({error})") from error
     if header is None:
         raise ValueError(f"{who}: {path} was not written by peaksim (no header)")

@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
+
+from engine.choices import Fill, FillName, GridName, RegionMode, check_choice, check_fill, check_flag
 
 
 @dataclass(frozen=True)
 class RegionPlan:
     """Which regions of an image are encoded, and how.
 
-    Attributes
-    ----------
-    grid: name of a crop grid in ``engine.crops``.
-    mode: ``"rescaled"`` (each crop fills the encoder's input), ``"native"`` (each crop keeps its scale on a
-        canvas of the image's size, so that size words keep their meaning) or ``"windows"`` (one pass for all, see
-        ``Encoder.encode_windows``).
-    fill: colour of what a crop does not cover: ``"border"`` (median colour of the image's border), ``"mean"``
-        (the encoder's mean colour) or an RGB tuple of 0..255. Without effect on windows.
-    full_image: the whole image is one of the regions (the first).
+    Attributes:
+        grid: name of a crop grid in `engine.crops`.
+        mode: `"rescaled"` (each crop fills the encoder's input), `"native"` (each crop keeps its scale on a
+            canvas of the image's size, so that size words keep their meaning) or `"windows"` (one pass for all, see
+            `Encoder.encode_windows`).
+        fill: colour of what a crop does not cover: `"border"` (median colour of the image's border), `"mean"`
+            (the encoder's mean colour) or an RGB tuple of 0..255. Without effect on windows.
+        full_image: the whole image is one of the regions (the first).
+
+    Raises:
+        ValueError: an unknown grid, mode or fill.
+        TypeError: a `full_image` that is no truth value.
     """
 
-    grid: str = "scenes"
-    mode: str = "rescaled"
-    fill: str | tuple[int, int, int] = "border"
+    grid: GridName = "scenes"
+    mode: RegionMode = "rescaled"
+    fill: Fill = "border"
     full_image: bool = True
+
+    def __post_init__(self) -> None:
+        check_choice("RegionPlan", "grid", self.grid, get_args(GridName))
+        check_choice("RegionPlan", "mode", self.mode, get_args(RegionMode))
+        check_fill("RegionPlan", self.fill, get_args(FillName))
+        check_flag("RegionPlan", "full_image", self.full_image)
 
     def __str__(self) -> str:
         fill = self.fill if isinstance(self.fill, str) else "rgb" + "-".join(map(str, self.fill))
@@ -34,16 +46,15 @@ class RegionPlan:
 class Needs:
     """What a scorer must find in the features it is given.
 
-    Attributes
-    ----------
-    patches: patch vectors of the image.
-    aligned: the patch vectors must live in the text's space.
-    tap: the patch tap to read; None takes the encoder's first aligned one, or its first.
-    tokens: token vectors of the text, in the shared space.
-    regions: the plan of the regions that must have an embedding each, or None.
-    segments: one embedding for each segment of the caption.
-    segment_template: the sentence a segment is put into before it is encoded; ``{}`` stands for the segment.
-    image_layers, text_layers: 1-indexed layers whose hidden states are wanted.
+    Attributes:
+        patches: patch vectors of the image.
+        aligned: the patch vectors must live in the text's space.
+        tap: the patch tap to read; None takes the encoder's first aligned one, or its first.
+        tokens: token vectors of the text, in the shared space.
+        regions: the plan of the regions that must have an embedding each, or None.
+        segments: one embedding for each segment of the caption.
+        segment_template: the sentence a segment is put into before it is encoded; `{}` stands for the segment.
+        image_layers, text_layers: 1-indexed layers whose hidden states are wanted.
     """
 
     patches: bool = False

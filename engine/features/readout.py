@@ -28,12 +28,12 @@ class TextReadout(NamedTuple):
     norm_eps: float = 1e-5
 
     def normalised(self, states: Tensor) -> Tensor:
-        """States ``(..., W)`` after the final layer norm, float32."""
+        """States `(..., W)` after the final layer norm, float32."""
         weight, bias = self.norm_weight.float(), self.norm_bias.float()
         return functional.layer_norm(states.float(), weight.shape, weight, bias, self.norm_eps)
 
     def embed(self, states: Tensor) -> Tensor:
-        """States ``(..., W)`` as vectors ``(..., D)`` of the shared space, float32, unit norm."""
+        """States `(..., W)` as vectors `(..., D)` of the shared space, float32, unit norm."""
         states = self.normalised(states)
         if self.projection is not None:
             bias = None if self.projection_bias is None else self.projection_bias.float()

@@ -24,7 +24,7 @@ _RAGGED = {*MASKS, *FLAGS, *VECTORS, "boxes"}
 
 
 def select(features: Features, rows: Rows) -> Features:
-    """The chosen rows as features of their own; see ``ImageFeatures.__getitem__``."""
+    """The chosen rows as features of their own; see `ImageFeatures.__getitem__`."""
     index = _index(type(features).__name__, rows, len(features))
     picked = index.tolist()
     changes: dict[str, Any] = {}
@@ -63,7 +63,7 @@ def _index(who: str, rows: Any, count: int) -> Tensor:
 
 
 def moved(features: Features, device: torch.device | str) -> Features:
-    """The same features with every tensor on ``device``."""
+    """The same features with every tensor on `device`."""
     changes: dict[str, Any] = {}
     for item in fields(features):
         value = getattr(features, item.name)
@@ -75,7 +75,7 @@ def moved(features: Features, device: torch.device | str) -> Features:
 
 
 def joined(cls: type[Features], parts: Sequence[Features]) -> Features:
-    """Rows of all parts in order; see ``ImageFeatures.cat``."""
+    """Rows of all parts in order; arguments and errors as for `ImageFeatures.cat`."""
     who = f"{cls.__name__}.cat"
     if not parts:
         raise ValueError(f"{who}: needs at least one part, got none")
@@ -129,7 +129,7 @@ def _filled(parts: Sequence[Any], mask: str) -> list[Tensor | None]:
 
 
 def _stacked(who: str, name: str, values: Sequence[Tensor], *, ragged: bool) -> Tensor:
-    """All rows in one tensor; ``ragged`` ones are padded along dimension 1 with zeros (False)."""
+    """All rows in one tensor; `ragged` ones are padded along dimension 1 with zeros (False)."""
     start = 2 if ragged else 1
     shapes = sorted({tuple(value.shape[start:]) for value in values})
     if len(shapes) > 1:

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from engine.atomic_files import written_whole
 from engine.features import ImageFeatures, Needs, TextFeatures, missing
 
 FORMAT_VERSION = 1
@@ -28,7 +29,7 @@ ConfigType = TypeVar("ConfigType", bound="HeadConfig")
 
 
 class EncoderFacts(Protocol):
-    """What a head must know of an encoder; ``EncoderSpec`` has it all."""
+    """What a head must know of an encoder; `EncoderSpec` has it all."""
 
     @property
     def name(self) -> str: ...
@@ -52,7 +53,7 @@ class EncoderFacts(Protocol):
 class HeadConfig(ABC):
     """Sizes and options of a head: with its weights all that is needed to build it again.
 
-    What depends on the encoder has the default 0 or ``()`` and is filled in by ``fitted``. Fields are plain values
+    What depends on the encoder has the default 0 or `()` and is filled in by `fitted`. Fields are plain values
     or tuples of them, so that they can be stored as JSON.
     """
 
@@ -64,11 +65,10 @@ class HeadConfig(ABC):
 class Trainable(nn.Module, ABC):
     """What the training loop trains: a head, or a whole encoder.
 
-    Attributes
-    ----------
-    name: of its kind.
-    config: a frozen dataclass of plain values.
-    fingerprint: of the encoder it belongs to, or began as.
+    Attributes:
+        name: of its kind.
+        config: a frozen dataclass of plain values.
+        fingerprint: of the encoder it belongs to, or began as.
     """
 
     name: ClassVar[str]
@@ -95,10 +95,9 @@ class Trainable(nn.Module, ABC):
 class Head(Trainable):
     """A trainable scorer of frozen features.
 
-    Arguments
-    ---------
-    config: fitted to an encoder, see ``HeadConfig``.
-    encoder, fingerprint: name and fingerprint of the encoder the head belongs to; empty for features of any.
+    Args:
+        config: fitted to an encoder, see `HeadConfig`.
+        encoder, fingerprint: name and fingerprint of the encoder the head belongs to; empty for features of any.
     """
 
     config_type: ClassVar[type[HeadConfig]]
@@ -113,7 +112,7 @@ class Head(Trainable):
     def build(
         cls: type[HeadType], encoder: EncoderFacts, config: HeadConfig | None = None, *, seed: int = 0
     ) -> HeadType:
-        """A new head for the features of this encoder, its weights drawn from ``seed`` alone."""
+        """A new head for the features of this encoder, its weights drawn from `seed` alone."""
         fitted = (config or cls.config_type()).fitted(encoder)
         # The caller's random numbers go on as if nothing had happened.
         with torch.random.fork_rng(devices=[]):
@@ -126,14 +125,14 @@ class Head(Trainable):
 
     @abstractmethod
     def matrix(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
-        """Scores ``(n_images, n_texts)``, float32; differentiable with respect to the head."""
+        """Scores `(n_images, n_texts)`, float32; differentiable with respect to the head."""
 
     @abstractmethod
     def pairs(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
-        """Scores ``(n,)`` of image i with text i, float32; differentiable with respect to the head."""
+        """Scores `(n,)` of image i with text i, float32; differentiable with respect to the head."""
 
     def chosen(self, images: ImageFeatures, texts: TextFeatures, image_rows: Tensor, text_rows: Tensor) -> Tensor:
-        """Scores ``(n,)`` of image ``image_rows[k]`` with text ``text_rows[k]``; rows may come more than once."""
+        """Scores `(n,)` of image `image_rows[k]` with text `text_rows[k]`; rows may come more than once."""
         return self.pairs(images[image_rows], texts[text_rows])
 
     def check(self, images: ImageFeatures, texts: TextFeatures) -> None:
@@ -148,7 +147,7 @@ class Head(Trainable):
             )
 
     def check_pairs(self, images: ImageFeatures, texts: TextFeatures) -> None:
-        """``check``, and as many images as texts."""
+        """`check`, and as many images as texts."""
         self.check(images, texts)
         if len(images) != len(texts):
             raise ValueError(
@@ -156,9 +155,9 @@ class Head(Trainable):
             )
 
     def save(self, path: str | PathLike[str], *, facts: Mapping[str, object] | None = None) -> Path:
-        """Write one safetensors file, which ``engine.heads.registry.load_head`` reads.
+        """Write one safetensors file, which `engine.heads.registry.load_head` reads.
 
-        ``facts`` are plain values kept beside the configuration, such as how the head was trained.
+        `facts` are plain values kept beside the configuration, such as how the head was trained.
         """
         plain = {
             "kind": "head",
@@ -172,10 +171,8 @@ class Head(Trainable):
         state = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in self.state_dict().items()}
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = target.with_name(target.name + ".part")
-        # Written aside and renamed, so that a reader never sees half a file.
-        save_file(state, unfinished, metadata={"peaksim": json.dumps(plain)})
-        unfinished.replace(target)
+        with written_whole(target) as unfinished:
+            save_file(state, unfinished, metadata={"peaksim": json.dumps(plain)})
         return target
 
 
@@ -183,12 +180,11 @@ class Head(Trainable):
 class HeadFile:
     """What a head's file says of it, and its weights.
 
-    Attributes
-    ----------
-    head: name of its kind.
-    config: fields of its configuration.
-    encoder, fingerprint: the encoder it belongs to.
-    facts: what was stored beside them.
+    Attributes:
+        head: name of its kind.
+        config: fields of its configuration.
+        encoder, fingerprint: the encoder it belongs to.
+        facts: what was stored beside them.
     """
 
     head: str

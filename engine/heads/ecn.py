@@ -17,17 +17,17 @@ ALPHA = 0.5
 
 @dataclass(frozen=True)
 class ECNConfig:
-    """Sizes and layers of an ``ECN``; 0 stands for what the encoder decides, see ``PeakPatchConfig.fitted``.
+    """Sizes and layers of an `ECN`; 0 stands for what the encoder decides, see `PeakPatchConfig.fitted`.
 
-    Attributes
-    ----------
-    width: hidden width W of the text tower.
-    embed_dim: width D of the shared space.
-    hidden: width of the two hidden layers.
-    heads: of the attention pool; divides ``width``.
-    dropout: of the attention and after each hidden layer, while training.
-    peak, anchor: 1-indexed text layers: where contrasts are strongest, and an earlier one.
-    use_anchor, use_pool: whether the anchor's end token and the attention pool are read (switches of the ablation).
+    Attributes:
+        width: hidden width W of the text tower.
+        embed_dim: width D of the shared space.
+        hidden: width of the two hidden layers.
+        heads: of the attention pool; divides `width`.
+        dropout: of the attention and after each hidden layer, while training.
+        peak, anchor: 1-indexed text layers: where contrasts are strongest, and another one, earlier in
+            the paper.
+        use_anchor, use_pool: whether the anchor's end token and the attention pool are read (switches of the ablation).
 
     Raises ValueError for sizes below 0 or a dropout outside [0, 1).
     """
@@ -56,8 +56,8 @@ class ECN(nn.Module):
 
         corrected = unit(f + α · mlp([peak[end]; pool(peak); anchor[end]; mean of peak]))
 
-    where ``pool`` is one learned query's attention over the caption's tokens. Tokens are hidden states; the
-    encoder's final layer norm, given as ``norm``, is applied on the way.
+    where `pool` is one learned query's attention over the caption's tokens. Tokens are hidden states; the
+    encoder's final layer norm, given as `norm`, is applied on the way.
     """
 
     def __init__(self, config: ECNConfig) -> None:
@@ -88,16 +88,15 @@ class ECN(nn.Module):
     def features(
         self, peak: Tensor, anchor: Tensor, norm: TokenNorm, *, mask: Tensor, end: Tensor, backend: str | None = None
     ) -> Tensor:
-        """What the network reads of captions, ``(B, parts · W)``.
+        """What the network reads of captions, `(B, parts · W)`.
 
-        Arguments
-        ---------
-        peak: hidden states ``(B, T, W)`` of the peak layer, before the final norm.
-        anchor: those of the anchor layer, ``(B, T, W)``, or ``(B, W)`` at ``end``; unused without the anchor.
-        norm: the encoder's final layer norm.
-        mask: bool ``(B, T)``, True = start, words and end.
-        end: int64 ``(B,)``, position of the end token.
-        backend: of the op.
+        Args:
+            peak: hidden states `(B, T, W)` of the peak layer, before the final norm.
+            anchor: those of the anchor layer, `(B, T, W)`, or `(B, W)` at `end`; unused without the anchor.
+            norm: the encoder's final layer norm.
+            mask: bool `(B, T)`, True = start, words and end.
+            end: int64 `(B,)`, position of the end token.
+            backend: of the op.
         """
         if not self.config.use_anchor:
             anchor = at_end(peak, end)
@@ -121,16 +120,16 @@ class ECN(nn.Module):
     def delta(
         self, peak: Tensor, anchor: Tensor, norm: TokenNorm, *, mask: Tensor, end: Tensor, backend: str | None = None
     ) -> Tensor:
-        """The correction ``(B, D)`` before it is scaled by α; arguments as for ``features``."""
+        """The correction `(B, D)` before it is scaled by α; arguments as for `features`."""
         return self.mlp(self.features(peak, anchor, norm, mask=mask, end=end, backend=backend))
 
     def correct(self, f: Tensor, delta: Tensor, *, backend: str | None = None) -> Tensor:
-        """Embeddings ``f (B, D)`` moved by ``delta (B, D)`` and put back on the sphere, float32."""
+        """Embeddings `f (B, D)` moved by `delta (B, D)` and put back on the sphere, float32."""
         return peak_patch_correct(f, delta, self.log_alpha.exp(), backend=backend)
 
 
 def check_sizes(config: object, names: Sequence[str], *, least: int = 0) -> None:
-    """Raise ValueError for a named field below ``least``, or a dropout outside [0, 1)."""
+    """Raise ValueError for a named field below `least`, or a dropout outside [0, 1)."""
     kind = type(config).__name__
     for name in names:
         if getattr(config, name) < least:

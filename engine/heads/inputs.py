@@ -14,7 +14,7 @@ from engine.heads.base import EncoderFacts
 
 
 def patch_states(images: ImageFeatures, layers: Sequence[int], patches: int, like: Tensor) -> Tensor:
-    """Hidden states of the patches, the layers side by side: ``(B, P, len(layers) * W)``, as dtype of ``like``.
+    """Hidden states of the patches, the layers side by side: `(B, P, len(layers) * W)`, as dtype of `like`.
 
     Class and register tokens stand before the patches and are left out.
     """
@@ -22,12 +22,12 @@ def patch_states(images: ImageFeatures, layers: Sequence[int], patches: int, lik
 
 
 def token_states(texts: TextFeatures, layers: Sequence[int], like: Tensor) -> Tensor:
-    """Hidden states of all text positions, the layers side by side: ``(B, T, len(layers) * W)``."""
+    """Hidden states of all text positions, the layers side by side: `(B, T, len(layers) * W)`."""
     return torch.cat([texts.hidden[layer] for layer in layers], dim=-1).to(like)
 
 
 def kept_tokens(texts: TextFeatures) -> tuple[Tensor, Tensor]:
-    """Two bool masks ``(B, T)``: what may be looked at (start, words, end) and the words alone.
+    """Two bool masks `(B, T)`: what may be looked at (start, words, end) and the words alone.
 
     Features without masks are looked at whole. T is 0 for features without positions.
     """

@@ -20,16 +20,12 @@ from engine.heads.inputs import unit
 
 @dataclass(frozen=True)
 class LinearAlignmentConfig(HeadConfig):
-    """Size of a ``LinearAlignment``.
-
-    Attributes
-    ----------
-    embed_dim: of the encoder; 0 takes its own.
-    initial_scale: of the contrastive logits; learned. The paper starts at 1.
-    """
+    """Size of a `LinearAlignment`."""
 
     embed_dim: int = 0
+    """Width of the encoder's embeddings; 0 takes its own."""
     initial_scale: float = 1.0
+    """Scale of the contrastive logits at the start; learned. The paper starts at 1."""
 
     def fitted(self, encoder: EncoderFacts) -> LinearAlignmentConfig:
         return replace(self, embed_dim=self.embed_dim or encoder.embed_dim)
@@ -52,16 +48,16 @@ class LinearAlignment(Head):
         return Needs()
 
     def encode_texts(self, texts: TextFeatures) -> Tensor:
-        """Aligned text embeddings ``(B, D)``, unit norm, float32."""
+        """Aligned text embeddings `(B, D)`, unit norm, float32."""
         return unit(texts.embedding.to(self.a) @ self.a.T)
 
     def matrix(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
-        """Cosines ``(n_images, n_texts)``."""
+        """Cosines `(n_images, n_texts)`."""
         self.check(images, texts)
         return unit(images.embedding) @ self.encode_texts(texts).T
 
     def pairs(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
-        """Cosines ``(n,)`` of image i with text i."""
+        """Cosines `(n,)` of image i with text i."""
         self.check_pairs(images, texts)
         return (unit(images.embedding) * self.encode_texts(texts)).sum(dim=-1)
 

@@ -24,36 +24,34 @@ from engine.ops.max_sim import max_sim, max_sim_pairs
 
 @dataclass(frozen=True)
 class MaxSimHeadConfig(HeadConfig):
-    """Sizes of a ``MaxSimHead``.
-
-    Attributes
-    ----------
-    width: of the layers inside.
-    dim: D of the vectors that are compared, and that an index would hold.
-    heads: attention heads of the text layer.
-    reach: how many patches beyond itself, on every side, the vector of a patch is made of. 1 sees the 3 × 3 patches
-        around: an object rarely lies within one. 0 is an MLP for each patch alone.
-    temperature: τ of the soft maximum, ``τ·logsumexp(s/τ)``, at the start of training.
-    final_temperature: τ at its end, reached geometrically; served soft, this is the τ.
-    initial_scale: of the contrastive logits; learned.
-    image_layers: 1-indexed image blocks whose patches are read; () takes those at a sixth, a third and half of the
-        depth. Later ones know of the whole picture, which is a shortcut around who has what.
-    text_layers: text blocks whose tokens are read; () takes the last.
-    image_width, text_width, grid: of the encoder; 0 and () take its own.
-    """
+    """Sizes of a `MaxSimHead`."""
 
     width: int = 128
+    """Width of the layers inside."""
     dim: int = 64
+    """Width D of the vectors that are compared, and that an index would hold."""
     heads: int = 4
+    """Attention heads of the text layer."""
     reach: int = 1
+    """How many patches beyond itself, on every side, the vector of a patch is made of. 1 sees the 3 × 3 patches around:
+    an object rarely lies within one. 0 is an MLP for each patch alone."""
     temperature: float = 0.05
+    """Temperature τ of the soft maximum, τ·logsumexp(s/τ), at the start of training."""
     final_temperature: float = 0.02
+    """Temperature at the end, reached geometrically; a head that is served soft keeps it."""
     initial_scale: float = 20.0
+    """Scale of the contrastive logits at the start; learned."""
     image_layers: tuple[int, ...] = ()
+    """Image blocks, from 1, whose patches are read; none takes those at a sixth, a third and half of the depth. Later
+    ones know of the whole picture, which is a shortcut around who has what."""
     text_layers: tuple[int, ...] = ()
+    """Text blocks, from 1, whose tokens are read; none takes the last."""
     image_width: int = 0
+    """Width of the encoder's image states; 0 takes its own."""
     text_width: int = 0
+    """Width of the encoder's text states; 0 takes its own."""
     grid: tuple[int, ...] = ()
+    """Rows and columns of the encoder's patches; none takes its own."""
 
     def __post_init__(self) -> None:
         if not 0 < self.final_temperature <= self.temperature:
@@ -80,7 +78,7 @@ class MaxSimHeadConfig(HeadConfig):
 
 
 class ImageSide(nn.Module):
-    """Frozen patch states to patch vectors, each made of its neighbourhood: ``(B, P, states)`` to ``(B, P, dim)``."""
+    """Frozen patch states to patch vectors, each made of its neighbourhood: `(B, P, states)` to `(B, P, dim)`."""
 
     def __init__(self, states: int, config: MaxSimHeadConfig) -> None:
         super().__init__()
@@ -96,7 +94,7 @@ class ImageSide(nn.Module):
 
 
 class TextLayer(nn.Module):
-    """One pre-norm self-attention layer with its MLP, ``(B, T, width)`` to the same."""
+    """One pre-norm self-attention layer with its MLP, `(B, T, width)` to the same."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -108,7 +106,7 @@ class TextLayer(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
 
     def forward(self, x: Tensor, kept: Tensor) -> Tensor:
-        """``kept`` bool ``(B, T)``: the positions that may be looked at."""
+        """`kept` bool `(B, T)`: the positions that may be looked at."""
         batch, length, width = x.shape
         qkv = self.qkv(self.norm_attention(x)).view(batch, length, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, heads, T, width / heads)
@@ -119,12 +117,11 @@ class TextLayer(nn.Module):
 
 
 class MaxSimHead(Head):
-    """Contextual projections of frozen tokens and frozen patches, compared by ``engine.ops.max_sim``.
+    """Contextual projections of frozen tokens and frozen patches, compared by `engine.ops.max_sim`.
 
-    Arguments
-    ---------
-    config: fitted to an encoder.
-    encoder, fingerprint: the encoder it belongs to.
+    Args:
+        config: fitted to an encoder.
+        encoder, fingerprint: the encoder it belongs to.
     """
 
     name: ClassVar[str] = "max_sim_head"
@@ -155,12 +152,12 @@ class MaxSimHead(Head):
         return Needs(image_layers=self.config.image_layers, text_layers=self.config.text_layers)
 
     def encode_images(self, images: ImageFeatures) -> Tensor:
-        """Patch vectors ``(B, P, D)``, unit norm, float32: what an index holds."""
+        """Patch vectors `(B, P, D)`, unit norm, float32: what an index holds."""
         states = patch_states(images, self.config.image_layers, self.patches, self.gate.weight)
         return unit(self.image_side(states))
 
     def encode_texts(self, texts: TextFeatures) -> tuple[Tensor, Tensor, Tensor]:
-        """Word vectors ``(B, T, D)``, unit norm; their gates ``(B, T)``, which sum to 1; the bool mask of words.
+        """Word vectors `(B, T, D)`, unit norm; their gates `(B, T)`, which sum to 1; the bool mask of words.
 
         T reaches to the last position that any of the texts uses.
         """
@@ -174,17 +171,17 @@ class MaxSimHead(Head):
         return unit(self.text_out(x)), gates, words
 
     def matrix(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
-        """Scores ``(n_images, n_texts)`` with the soft maximum at the head's ``temperature``."""
+        """Scores `(n_images, n_texts)` with the soft maximum at the head's `temperature`."""
         self.check(images, texts)
         return self.compare(self.encode_images(images), self.encode_texts(texts), self.temperature).T
 
     def pairs(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
-        """Scores ``(n,)`` of image i with text i, as ``matrix`` has them."""
+        """Scores `(n,)` of image i with text i, as `matrix` has them."""
         self.check_pairs(images, texts)
         return self.compare(self.encode_images(images), self.encode_texts(texts), self.temperature, pairs=True)
 
     def chosen(self, images: ImageFeatures, texts: TextFeatures, image_rows: Tensor, text_rows: Tensor) -> Tensor:
-        """Scores ``(n,)`` of image ``image_rows[k]`` with text ``text_rows[k]``; every row is projected once."""
+        """Scores `(n,)` of image `image_rows[k]` with text `text_rows[k]`; every row is projected once."""
         self.check(images, texts)
         d, (q, gates, words) = self.encode_images(images), self.encode_texts(texts)
         asking = q[text_rows], gates[text_rows], words[text_rows]
@@ -199,9 +196,9 @@ class MaxSimHead(Head):
         pairs: bool = False,
         backend: str | None = None,
     ) -> Tensor:
-        """Scores ``(n_texts, n_images)``, or ``(n,)`` of pairs, of vectors encoded before.
+        """Scores `(n_texts, n_images)`, or `(n,)` of pairs, of vectors encoded before.
 
-        ``temperature`` None is the hard maximum, which an index scores.
+        `temperature` None is the hard maximum, which an index scores.
         """
         q, gates, words = asking
         found = (max_sim_pairs if pairs else max_sim)(

@@ -22,7 +22,7 @@ BLOCK_VALUES = 1 << 24
 
 @dataclass(frozen=True)
 class PairSizes:
-    """Sizes of a ``PairTransformer``: widths of both inputs and of the inside, layers, heads, width of the MLP."""
+    """Sizes of a `PairTransformer`: widths of both inputs and of the inside, layers, heads, width of the MLP."""
 
     image_width: int
     text_width: int
@@ -33,7 +33,7 @@ class PairSizes:
 
 
 class Side(NamedTuple):
-    """One side, projected: ``x (B, L, width)``, ``qkv (B, L, 3 * width)`` of the first layer, bool ``kept (B, L)``."""
+    """One side, projected: `x (B, L, width)`, `qkv (B, L, 3 * width)` of the first layer, bool `kept (B, L)`."""
 
     x: Tensor
     qkv: Tensor
@@ -45,7 +45,7 @@ class Side(NamedTuple):
 
 
 class PairLayer(nn.Module):
-    """Pre-norm self-attention and MLP with residuals, ``(B, L, width)`` to the same."""
+    """Pre-norm self-attention and MLP with residuals, `(B, L, width)` to the same."""
 
     def __init__(self, width: int, heads: int, mlp: int) -> None:
         super().__init__()
@@ -58,11 +58,11 @@ class PairLayer(nn.Module):
         self.down = nn.Linear(mlp, width)
 
     def project(self, x: Tensor) -> Tensor:
-        """Queries, keys and values of each position, ``(B, L, 3 * width)``."""
+        """Queries, keys and values of each position, `(B, L, 3 * width)`."""
         return self.qkv(self.norm_attention(x))
 
     def forward(self, x: Tensor, qkv: Tensor, kept: Tensor, *, first_alone: bool = False) -> Tensor:
-        """The layer's output given its ``project``-ed input; ``first_alone``: of the first position only."""
+        """The layer's output given its `project`-ed input; `first_alone`: of the first position only."""
         q, k, v = self._heads(qkv)
         asking = q[:, :, :1] if first_alone else q
         mixed = functional.scaled_dot_product_attention(asking, k, v, attn_mask=kept[:, None, None])
@@ -70,7 +70,7 @@ class PairLayer(nn.Module):
         return x + self.down(functional.gelu(self.up(self.norm_mlp(x))))
 
     def attention(self, qkv: Tensor, kept: Tensor) -> Tensor:
-        """Who looks at whom, mean over heads: ``(B, L, L)``, rows sum to 1."""
+        """Who looks at whom, mean over heads: `(B, L, L)`, rows sum to 1."""
         q, k, _ = self._heads(qkv)
         logits = (q * (q.shape[-1] ** -0.5)) @ k.transpose(-2, -1)  # (B, heads, L, L)
         return logits.masked_fill(~kept[:, None, None], -torch.inf).softmax(dim=-1).mean(dim=1)
@@ -82,7 +82,7 @@ class PairLayer(nn.Module):
 
 
 class PairTransformer(nn.Module):
-    """Scores of pairs of an image (vectors ``(P, image_width)``) and a text (vectors ``(T, text_width)``)."""
+    """Scores of pairs of an image (vectors `(P, image_width)`) and a text (vectors `(T, text_width)`)."""
 
     def __init__(self, sizes: PairSizes) -> None:
         super().__init__()
@@ -96,15 +96,15 @@ class PairTransformer(nn.Module):
         self.score = nn.Linear(sizes.width, 1)
 
     def image_side(self, x: Tensor, kept: Tensor) -> Side:
-        """Images ``(B, P, image_width)`` with the bool mask of what is there."""
+        """Images `(B, P, image_width)` with the bool mask of what is there."""
         return self._side(self.image_in(_centred(x)) + self.sides[0], kept)
 
     def text_side(self, x: Tensor, kept: Tensor) -> Side:
-        """Texts ``(B, T, text_width)`` with the bool mask of what is there."""
+        """Texts `(B, T, text_width)` with the bool mask of what is there."""
         return self._side(self.text_in(_centred(x)) + self.sides[1], kept)
 
     def pairs(self, images: Side, texts: Side) -> Tensor:
-        """Scores ``(B,)`` of image i with text i, float32."""
+        """Scores `(B,)` of image i with text i, float32."""
         x, qkv, kept = self._joined(images, texts)
         for number, layer in enumerate(self._layers()):
             if number:
@@ -114,7 +114,7 @@ class PairTransformer(nn.Module):
         return self.score(self.norm(x[:, 0]))[:, 0].float()
 
     def matrix(self, images: Side, texts: Side) -> Tensor:
-        """Scores ``(n_images, n_texts)``, float32, a block of pairs at a time."""
+        """Scores `(n_images, n_texts)`, float32, a block of pairs at a time."""
         n_images, n_texts = len(images.x), len(texts.x)
         each = (1 + images.x.shape[1] + texts.x.shape[1]) * max(self.sizes.mlp, 3 * self.sizes.width)
         block = max(1, BLOCK_VALUES // each)
@@ -123,7 +123,7 @@ class PairTransformer(nn.Module):
         return torch.cat(scores).view(n_images, n_texts)
 
     def attention(self, images: Side, texts: Side) -> Tensor:
-        """Where each text position looks in the image, mean over heads and layers: ``(B, T, P)``.
+        """Where each text position looks in the image, mean over heads and layers: `(B, T, P)`.
 
         Rows sum to less than 1: the rest goes to the text and the score token.
         """
@@ -165,7 +165,7 @@ def _centred(x: Tensor) -> Tensor:
 
 
 def parameter_count(sizes: PairSizes) -> int:
-    """Numbers of a ``PairTransformer`` of these sizes, without building it.
+    """Numbers of a `PairTransformer` of these sizes, without building it.
 
     >>> parameter_count(PairSizes(768, 512, 512, 4, 8, 2048))
     13268993

@@ -21,15 +21,14 @@ _BLOCK_VALUES = 1 << 24
 
 @dataclass(frozen=True)
 class PeakPatchConfig(ECNConfig, SCNConfig, HeadConfig):
-    """Sizes, layers and parts of a ``PeakPatch`` head; fitted to ViT-B/32 they are those of the paper.
+    """Sizes, layers and parts of a `PeakPatch` head; fitted to ViT-B/32 they are those of the paper.
 
-    Attributes
-    ----------
-    parts: ``"both"``, ``"ecn"`` or ``"scn"``.
-    norm_eps: of the encoder's final layer norm.
-    width, embed_dim, hidden, heads, peak, anchor, use_anchor, use_pool: see ``ECNConfig``.
-    low, score_hidden, context, bound: see ``SCNConfig``.
-    dropout: of both.
+    Attributes:
+        parts: `"both"`, `"ecn"` or `"scn"`.
+        norm_eps: of the encoder's final layer norm.
+        width, embed_dim, hidden, heads, peak, anchor, use_anchor, use_pool: see `ECNConfig`.
+        low, score_hidden, context, bound: see `SCNConfig`.
+        dropout: of both.
     """
 
     parts: str = "both"
@@ -45,7 +44,7 @@ class PeakPatchConfig(ECNConfig, SCNConfig, HeadConfig):
         """Zeros filled in for this encoder.
 
         Widths grow with the encoder's as they do in the paper; layers stand where they stand among the twelve of
-        ViT-B/32 (peak 8, anchor 6, low 7). ``peaksim diagnose layers`` says where an encoder's own contrasts peak.
+        ViT-B/32 (peak 8, anchor 6, low 7). `peaksim diagnose layers` says where an encoder's own contrasts peak.
         Raises ValueError for a layer the text tower does not have.
         """
         count, width, dim = encoder.text_layers, encoder.text_width, encoder.embed_dim
@@ -81,7 +80,7 @@ def _heads(width: int) -> int:
 
 
 class Captions(NamedTuple):
-    """What the head makes of captions: embeddings ``(B, D)`` and, for the score correction, those of a lower layer."""
+    """What the head makes of captions: embeddings `(B, D)` and, for the score correction, those of a lower layer."""
 
     text: Tensor
     low: Tensor | None
@@ -90,9 +89,9 @@ class Captions(NamedTuple):
 class PeakPatch(Head):
     """Scores corrected for what a text tower drops on its last layers, negation above all.
 
-    With ``ecn`` a caption's embedding is corrected once and stays one vector, which can be indexed; with ``scn`` the
+    With `ecn` a caption's embedding is corrected once and stays one vector, which can be indexed; with `scn` the
     cosine of each pair gets a bounded step. The text tower's final layer norm and projection are frozen copies
-    (buffers), given by ``take_readout``. Paper: Lu, Chen and Chaterji 2026, "PeakPatch", arXiv 2607.23271.
+    (buffers), given by `take_readout`. Paper: Lu, Chen and Chaterji 2026, "PeakPatch", arXiv 2607.23271.
     """
 
     name: ClassVar[str] = "peakpatch"
@@ -166,7 +165,7 @@ class PeakPatch(Head):
         return Captions(f, self.readout.embed(at_end(texts.hidden[self.config.low], texts.end)))
 
     def deltas(self, texts: TextFeatures, *, backend: str | None = None) -> Tensor:
-        """Corrections ``(B, D)`` of the embeddings, before α; zero without an embedding correction."""
+        """Corrections `(B, D)` of the embeddings, before α; zero without an embedding correction."""
         self.check_texts(texts)
         if self.ecn is None:
             return torch.zeros_like(texts.embedding, dtype=torch.float32)
@@ -183,7 +182,7 @@ class PeakPatch(Head):
         return replace(texts, embedding=self.captions(texts, backend=backend).text)
 
     def step(self, images: Tensor, captions: Captions, *, backend: str | None = None) -> CorrectedScores:
-        """Scores of images ``(N, D)`` and their captions ``(N, K, D)``, or of all with ``(K, D)``."""
+        """Scores of images `(N, D)` and their captions `(N, K, D)`, or of all with `(K, D)`."""
         image = images.float()
         if self.scn is None or captions.low is None:
             text = captions.text
@@ -198,7 +197,7 @@ class PeakPatch(Head):
         return self.score_pairs(images, texts)
 
     def score_all(self, images: ImageFeatures, texts: TextFeatures, *, backend: str | None = None) -> Tensor:
-        """``matrix`` with the backend of the ops named; images go through the score correction block by block."""
+        """`matrix` with the backend of the ops named; images go through the score correction block by block."""
         self.check(images, texts)
         captions = self.captions(texts, backend=backend)
         if self.scn is None:
@@ -210,13 +209,13 @@ class PeakPatch(Head):
         return torch.cat(blocks)
 
     def score_pairs(self, images: ImageFeatures, texts: TextFeatures, *, backend: str | None = None) -> Tensor:
-        """``pairs`` with the backend of the ops named."""
+        """`pairs` with the backend of the ops named."""
         return self.correct_pairs(images, texts, backend=backend).scores[:, 0]
 
     def correct_pairs(
         self, images: ImageFeatures, texts: TextFeatures, *, backend: str | None = None
     ) -> CorrectedScores:
-        """Cosines of image i and (corrected) text i, and what the score correction adds; both ``(n, 1)``."""
+        """Cosines of image i and (corrected) text i, and what the score correction adds; both `(n, 1)`."""
         self.check_pairs(images, texts)
         text, low = self.captions(texts, backend=backend)
         own = Captions(text[:, None], None if low is None else low[:, None])

@@ -1,6 +1,6 @@
 """Probes: what can be read off frozen vectors, by a linear classifier or by the nearest class centroid.
 
-A probe classifies; it scores no image against a text and is no ``Head``. Which vectors it reads is named by a tap:
+A probe classifies; it scores no image against a text and is no `Head`. Which vectors it reads is named by a tap:
 
     embedding          the global embedding
     patches, tokens    mean over the patches or words in the shared space
@@ -22,9 +22,9 @@ from engine.ops.centroid import centroid
 
 
 def probe_vectors(features: ImageFeatures | TextFeatures, tap: str, *, patches: int = 0) -> Tensor:
-    """Vectors ``(B, D)``, float32, that a tap names.
+    """Vectors `(B, D)`, float32, that a tap names.
 
-    ``patches``: number of patches of the image encoder, for ``hidden.<layer>`` of images: what stands before the
+    `patches`: number of patches of the image encoder, for `hidden.<layer>` of images: what stands before the
     patches is no patch. Raises ValueError for an unknown tap or one that the features do not hold.
     """
     name, _, rest = tap.partition(".")
@@ -56,12 +56,11 @@ def probe_vectors(features: ImageFeatures | TextFeatures, tap: str, *, patches: 
 
 @dataclass(frozen=True)
 class LinearProbe:
-    """A linear classifier of standardised vectors, ``argmax_c ⟨W_c, (x - mean) / deviation⟩ + b_c``.
+    """A linear classifier of standardised vectors, `argmax_c ⟨W_c, (x - mean) / deviation⟩ + b_c`.
 
-    Attributes
-    ----------
-    weight, bias: ``(C, D)`` and ``(C,)``.
-    mean, deviation: ``(D,)`` of the vectors it was fitted on.
+    Attributes:
+        weight, bias: `(C, D)` and `(C,)`.
+        mean, deviation: `(D,)` of the vectors it was fitted on.
     """
 
     weight: Tensor
@@ -73,7 +72,7 @@ class LinearProbe:
     def fit(cls, x: Tensor, labels: Tensor, n_classes: int, *, decay: float = 1e-3, steps: int = 100) -> LinearProbe:
         """Multinomial logistic regression by L-BFGS from zero: no randomness, no learning rate.
 
-        Arguments: ``x (N, D)``; ``labels`` int64 ``(N,)`` in 0..C-1; ``decay`` times the squared weights is added to
+        Arguments: `x (N, D)`; `labels` int64 `(N,)` in 0..C-1; `decay` times the squared weights is added to
         the mean cross-entropy. Raises ValueError for what does not fit together.
         """
         _check("LinearProbe", x, labels, n_classes)
@@ -95,7 +94,7 @@ class LinearProbe:
         return cls(weight.detach(), bias.detach(), mean, deviation)
 
     def scores(self, x: Tensor) -> Tensor:
-        """Logits ``(N, C)``."""
+        """Logits `(N, C)`."""
         return functional.linear((x.float() - self.mean) / self.deviation, self.weight, self.bias)
 
     def accuracy(self, x: Tensor, labels: Tensor) -> float:
@@ -105,13 +104,12 @@ class LinearProbe:
 
 @dataclass(frozen=True)
 class CentroidProbe:
-    """The class whose mean vector has the largest cosine (Vompa, Tammet and Vaishnav 2025), by ``engine.ops.centroid``.
+    """The class whose mean vector has the largest cosine (Vompa, Tammet and Vaishnav 2025), by `engine.ops.centroid`.
 
-    Attributes
-    ----------
-    x: vectors ``(N, D)`` it was fitted on.
-    labels: int64 ``(N,)``.
-    n_classes: number of classes C.
+    Attributes:
+        x: vectors `(N, D)` it was fitted on.
+        labels: int64 `(N,)`.
+        n_classes: number of classes C.
     """
 
     x: Tensor
@@ -125,7 +123,7 @@ class CentroidProbe:
         return cls(x.detach().float(), labels, n_classes)
 
     def scores(self, x: Tensor) -> Tensor:
-        """Cosines ``(N, C)``; a class without a vector has 0."""
+        """Cosines `(N, C)`; a class without a vector has 0."""
         bounds = torch.arange(len(self.x) + 1, device=self.x.device)
         return centroid(x.float(), self.x, bounds, classes=self.labels, n_classes=self.n_classes)
 
@@ -139,7 +137,7 @@ def _accuracy(scores: Tensor, labels: Tensor) -> float:
 
 
 def _mean(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean over the kept positions, ``(B, L, D)`` to ``(B, D)``; zero where none is kept."""
+    """Mean over the kept positions, `(B, L, D)` to `(B, D)`; zero where none is kept."""
     if mask is None:
         return x.float().mean(dim=1)
     kept = mask[..., None].float()

@@ -15,9 +15,9 @@ HEADS: dict[str, type[Head]] = {kind.name: kind for kind in (MaxSimHead, TFLocal
 
 
 def load_head(path: str | PathLike[str], *, fingerprint: str = "") -> Head:
-    """The head that ``Head.save`` wrote, on the CPU and in evaluation mode.
+    """The head that `Head.save` wrote, on the CPU and in evaluation mode.
 
-    ``fingerprint``: of the encoder it is wanted for; empty takes any.
+    `fingerprint`: of the encoder it is wanted for; empty takes any.
 
     Raises FileNotFoundError, and ValueError for a file that is damaged, of an unknown kind, or of another encoder.
     """

@@ -14,15 +14,14 @@ from engine.ops.peak_patch_correct import peak_patch_pairs
 
 @dataclass(frozen=True)
 class SCNConfig:
-    """Sizes and layer of an ``SCN``; 0 stands for what the encoder decides, see ``PeakPatchConfig.fitted``.
+    """Sizes and layer of an `SCN`; 0 stands for what the encoder decides, see `PeakPatchConfig.fitted`.
 
-    Attributes
-    ----------
-    embed_dim: width D of the shared space.
-    low: 1-indexed text layer whose embedding stands beside the (corrected) last one.
-    score_hidden, context: widths of the two context networks, before and after.
-    dropout: before the last layer, while training.
-    bound: the correction lies in (−bound, bound).
+    Attributes:
+        embed_dim: width D of the shared space.
+        low: 1-indexed text layer whose embedding stands beside the (corrected) last one.
+        score_hidden, context: widths of the two context networks, before and after.
+        dropout: before the last layer, while training.
+        bound: the correction lies in (−bound, bound).
 
     Raises ValueError for sizes below 0, a bound that is not positive or a dropout outside [0, 1).
     """
@@ -41,14 +40,14 @@ class SCNConfig:
 
 
 class CorrectedScores(NamedTuple):
-    """Cosines, and what the network adds to them; both ``(N, K)``, float32."""
+    """Cosines, and what the network adds to them; both `(N, K)`, float32."""
 
     cosine: Tensor
     correction: Tensor
 
     @property
     def scores(self) -> Tensor:
-        """``cosine + correction``."""
+        """`cosine + correction`."""
         return self.cosine + self.correction
 
 
@@ -77,15 +76,14 @@ class SCN(nn.Module):
         nn.init.zeros_(last.bias)
 
     def forward(self, image: Tensor, text: Tensor, low: Tensor, *, backend: str | None = None) -> CorrectedScores:
-        """Scores ``(N, K)`` of images with their captions.
+        """Scores `(N, K)` of images with their captions.
 
-        Arguments
-        ---------
-        image: embeddings ``(N, D)``.
-        text: (corrected) embeddings of the K captions of each image ``(N, K, D)``, or of captions ``(K, D)`` that all
-            images are scored against.
-        low: embeddings of the captions at the earlier layer, of the shape of ``text``.
-        backend: of the op.
+        Args:
+            image: embeddings `(N, D)`.
+            text: (corrected) embeddings of the K captions of each image `(N, K, D)`, or of captions `(K, D)` that all
+                images are scored against.
+            low: embeddings of the captions at the earlier layer, of the shape of `text`.
+            backend: of the op.
         """
         # Once for each caption, however many images it meets.
         of_text = self.text(torch.cat([low, text], dim=-1))

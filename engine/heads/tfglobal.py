@@ -1,7 +1,7 @@
 """TFGlobal: TFLocal's transformer over the two global embeddings alone; what it cannot do shows what patches are for.
 
 Source: Miranda, Salaberria, Agirre and Azkune 2026 (arXiv 2604.11496). The layout is ours, see
-``engine.heads.tflocal``.
+`engine.heads.tflocal`.
 """
 
 from __future__ import annotations
@@ -19,20 +19,18 @@ from engine.heads.pair_transformer import PairSizes, PairTransformer, Side, head
 
 @dataclass(frozen=True)
 class TFGlobalConfig(HeadConfig):
-    """Sizes of a ``TFGlobal``.
-
-    Attributes
-    ----------
-    layers: transformer layers.
-    width, heads, mlp: of them; 0 takes the width of the text tower, heads of 64, and four times the width.
-    embed_dim: of the encoder; 0 takes its own.
-    """
+    """Sizes of a `TFGlobal`."""
 
     layers: int = 4
+    """Transformer layers."""
     width: int = 0
+    """Width of the layers; 0 takes that of the text tower."""
     heads: int = 0
+    """Attention heads; 0 gives each 64 numbers."""
     mlp: int = 0
+    """Width of the MLPs; 0 takes four times the width."""
     embed_dim: int = 0
+    """Width of the encoder's embeddings; 0 takes its own."""
 
     def fitted(self, encoder: EncoderFacts) -> TFGlobalConfig:
         width = self.width or encoder.text_width
@@ -67,12 +65,12 @@ class TFGlobal(Head):
         return Needs()
 
     def matrix(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
-        """Scores ``(n_images, n_texts)``, in blocks of pairs over cached projections."""
+        """Scores `(n_images, n_texts)`, in blocks of pairs over cached projections."""
         self.check(images, texts)
         return self.transformer.matrix(*self._sides(images, texts))
 
     def pairs(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
-        """Scores ``(n,)`` of image i with text i."""
+        """Scores `(n,)` of image i with text i."""
         self.check_pairs(images, texts)
         return self.transformer.pairs(*self._sides(images, texts))
 

@@ -22,25 +22,26 @@ from engine.heads.pair_transformer import PairSizes, PairTransformer, Side, head
 
 @dataclass(frozen=True)
 class TFLocalConfig(HeadConfig):
-    """Sizes of a ``TFLocal``; fitted to ViT-B/32 they give 13.3 M parameters.
-
-    Attributes
-    ----------
-    layers: transformer layers.
-    width, heads, mlp: of them; 0 takes the width of the text tower, heads of 64, and four times the width.
-    image_layers, text_layers: 1-indexed blocks whose states are read; () takes the last of each.
-    image_width, text_width, grid: of the encoder; 0 and () take its own.
-    """
+    """Sizes of a `TFLocal`; fitted to ViT-B/32 they give 13.3 M parameters."""
 
     layers: int = 4
+    """Transformer layers."""
     width: int = 0
+    """Width of the layers; 0 takes that of the text tower."""
     heads: int = 0
+    """Attention heads; 0 gives each 64 numbers."""
     mlp: int = 0
+    """Width of the MLPs; 0 takes four times the width."""
     image_layers: tuple[int, ...] = ()
+    """Image blocks, from 1, whose patches are read; none takes the last."""
     text_layers: tuple[int, ...] = ()
+    """Text blocks, from 1, whose tokens are read; none takes the last."""
     image_width: int = 0
+    """Width of the encoder's image states; 0 takes its own."""
     text_width: int = 0
+    """Width of the encoder's text states; 0 takes its own."""
     grid: tuple[int, ...] = ()
+    """Rows and columns of the encoder's patches; none takes its own."""
 
     def fitted(self, encoder: EncoderFacts) -> TFLocalConfig:
         who = TFLocal.name
@@ -96,22 +97,22 @@ class TFLocal(Head):
         return self.transformer.image_side(patches, whole), self.transformer.text_side(tokens, seen)
 
     def matrix(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
-        """Scores ``(n_images, n_texts)``, in blocks of pairs over cached projections."""
+        """Scores `(n_images, n_texts)`, in blocks of pairs over cached projections."""
         self.check(images, texts)
         return self.transformer.matrix(*self.sides(images, texts))
 
     def pairs(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
-        """Scores ``(n,)`` of image i with text i."""
+        """Scores `(n,)` of image i with text i."""
         self.check_pairs(images, texts)
         return self.transformer.pairs(*self.sides(images, texts))
 
     def chosen(self, images: ImageFeatures, texts: TextFeatures, image_rows: Tensor, text_rows: Tensor) -> Tensor:
-        """Scores ``(n,)`` of image ``image_rows[k]`` with text ``text_rows[k]``; every row is projected once."""
+        """Scores `(n,)` of image `image_rows[k]` with text `text_rows[k]`; every row is projected once."""
         self.check(images, texts)
         image_side, text_side = self.sides(images, texts)
         return self.transformer.pairs(image_side.rows(image_rows), text_side.rows(text_rows))
 
     def attention(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
-        """Where each text position looks, ``(n, T, P)``, mean over heads and layers, of image i with text i."""
+        """Where each text position looks, `(n, T, P)`, mean over heads and layers, of image i with text i."""
         self.check_pairs(images, texts)
         return self.transformer.attention(*self.sides(images, texts))

@@ -3,7 +3,7 @@
 from engine.images.decoding import DEFAULT_MAX_PIXELS, DecodedImages, ImageFailure, decode, decode_many
 from engine.images.errors import ImageError
 from engine.images.opening import ImageSource, describe
-from engine.images.resizing import Interpolation, ResizePolicy, normalise, resize, to_pixels
+from engine.images.resizing import Interpolation, ResizePolicy, normalise, resize
 
 __all__ = [
     "DEFAULT_MAX_PIXELS",
@@ -18,5 +18,4 @@ __all__ = [
     "describe",
     "normalise",
     "resize",
-    "to_pixels",
 ]

@@ -140,14 +140,15 @@ def from_tensor(tensor: torch.Tensor, name: str) -> Image.Image:
     The channel-first reading wins because it is what torch code passes on: an image of one to four rows in
     (H, W, C) order must be given as a numpy array. Value ranges as for arrays; any device.
     """
-    pixels = tensor.detach().cpu()
-    if pixels.dtype == torch.bfloat16:
-        pixels = pixels.float()
-    if pixels.ndim == 3 and pixels.shape[0] in _CHANNELS:
-        pixels = pixels.permute(1, 2, 0)
     try:
+        pixels = tensor.detach().cpu()
+        if pixels.dtype == torch.bfloat16:
+            pixels = pixels.float()
+        if pixels.ndim == 3 and pixels.shape[0] in _CHANNELS:
+            pixels = pixels.permute(1, 2, 0)
         array = pixels.numpy()
-    except (TypeError, RuntimeError) as error:
+    # Tensors without memory (meta) and of odd layouts (sparse, nested): torch has an error of its own for each.
+    except (TypeError, RuntimeError, NotImplementedError) as error:
         raise ImageError(name, f"this tensor has no plain pixels ({error})") from error
     return from_array(array, name)
 

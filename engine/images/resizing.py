@@ -90,32 +90,6 @@ def normalise(image: Image.Image, mean: Sequence[float], std: Sequence[float]) -
     return pixels.to(torch.float32).div_(255).sub_(centre).div_(spread)
 
 
-def to_pixels(
-    images: Sequence[Image.Image],
-    size: int | tuple[int, int],
-    policy: ResizePolicy = "crop",
-    *,
-    mean: Sequence[float],
-    std: Sequence[float],
-    interpolation: Interpolation = "bicubic",
-    fill: tuple[int, int, int] = (0, 0, 0),
-) -> torch.Tensor:
-    """Resize and normalise a batch: float32 tensor (B, 3, H, W); arguments as for `resize` and `normalise`.
-
-    Raises:
-        ValueError: as those two; an empty batch gives a tensor (0, 3, H, W).
-
-    Example:
-        >>> to_pixels([Image.new("RGB", (5, 3))], 4, mean=(0, 0, 0), std=(1, 1, 1)).shape
-        torch.Size([1, 3, 4, 4])
-    """
-    if not images:
-        height, width = (size, size) if isinstance(size, int) else size
-        return torch.empty((0, 3, height, width))
-    resized = (resize(image, size, policy, interpolation=interpolation, fill=fill) for image in images)
-    return torch.stack([normalise(image, mean, std) for image in resized])
-
-
 def _check(image: Image.Image, size: int | tuple[int, int], policy: str, interpolation: str) -> tuple[int, int]:
     if image.mode != "RGB":
         raise ValueError(f"resize: image must be RGB, got mode {image.mode}")

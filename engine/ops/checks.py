@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import os
+from typing import get_args
 
 import torch
 from torch import Tensor
 
+from engine.choices import Backend
 from engine.ops.native import extension
 
-BACKENDS = ("auto", "cpp", "triton", "reference")
+BACKENDS: tuple[str, ...] = get_args(Backend)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 

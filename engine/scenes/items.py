@@ -93,10 +93,12 @@ def settings_of(split: str) -> RenderSettings:
 
 
 def picture_of(scene: SceneSpec, render_seed: int, settings: RenderSettings) -> np.ndarray:
+    """The picture `(96, 96, 3)`, uint8; the same scene and seed give the same bytes."""
     return render(scene, np.random.default_rng(render_seed), settings)
 
 
 def check_request(who: str, n: int, split: str) -> None:
+    """Raise ValueError for fewer than one item or an unknown split."""
     if n < 1:
         raise ValueError(f"{who}: n must be at least 1, got {n}")
     if split not in ITEM_SPLITS:
@@ -213,6 +215,7 @@ def _separate_cells(
 
 
 def place_apart(rng: np.random.Generator, groups: tuple[Group, ...], category: str, split: str) -> SceneSpec:
+    """A scene whose first two groups lie far apart: facing each other for positions, in clusters for quantities."""
     if category == "quantity":
         clusters = cluster_cells(rng, [g.count for g in groups])
     else:
@@ -310,6 +313,7 @@ def _controlled_item(rng: np.random.Generator, category: str, split: str) -> Con
 def unique_items(
     make: Callable[[np.random.Generator, int], tuple[object, T]], n: int, rng: np.random.Generator
 ) -> list[T]:
+    """`n` items of different keys; `make(rng, place)` gives one with its key and is asked again where it is known."""
     items: list[T] = []
     seen: set[object] = set()
     while len(items) < n:

@@ -25,13 +25,12 @@ TRAINING_SETS = ("training", "benchmark")
 class NegationExample:
     """One training picture and what is said of it.
 
-    Attributes
-    ----------
-    caption: true, denies nothing.
-    denied: the caption with a true denial.
-    contradicted: a caption with a false denial, of something it does not mention.
-    options: four answers, of which ``options[correct]`` alone is true.
-    kind: of the right answer, ``"positive"``, ``"negative"`` or ``"hybrid"``.
+    Attributes:
+        caption: true, denies nothing.
+        denied: the caption with a true denial.
+        contradicted: a caption with a false denial, of something it does not mention.
+        options: four answers, of which `options[correct]` alone is true.
+        kind: of the right answer, `"positive"`, `"negative"` or `"hybrid"`.
     """
 
     scene: SceneSpec
@@ -44,20 +43,19 @@ class NegationExample:
     render_seed: int
 
     def image(self) -> np.ndarray:
-        """The picture, uint8 ``(96, 96, 3)``."""
+        """The picture, uint8 `(96, 96, 3)`."""
         return picture_of(self.scene, self.render_seed, STANDARD)
 
 
 def negation_examples(n: int, *, seed: int, sets: tuple[str, ...] = TRAINING_SETS) -> list[NegationExample]:
-    """``n`` examples; kinds rotate over their three, right places over 0-3.
+    """`n` examples; kinds rotate over their three, right places over 0-3.
 
-    Arguments
-    ---------
-    n: how many; the first of a longer list are those of a shorter one.
-    seed: decides everything.
-    sets: the wordings used, of ``engine.scenes.wordings.WORDINGS``.
+    Args:
+        n: how many; the first of a longer list are those of a shorter one.
+        seed: decides everything.
+        sets: the wordings used, of `engine.scenes.wordings.WORDINGS`.
 
-    Raises ValueError for ``n`` below 1 or an unknown set.
+    Raises ValueError for `n` below 1 or an unknown set.
 
     >>> example = negation_examples(1, seed=0)[0]
     >>> example.kind, len(set(example.options))

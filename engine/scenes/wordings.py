@@ -15,9 +15,9 @@ QUESTION_KINDS = ("positive", "negative", "hybrid")
 
 @dataclass(frozen=True)
 class Wording:
-    """Sentences in which ``{x}`` and ``{y}`` are affirmed and ``{n}`` is denied.
+    """Sentences in which `{x}` and `{y}` are affirmed and `{n}` is denied.
 
-    ``bare``: what is denied has no article ("no red circle").
+    `bare`: what is denied has no article ("no red circle").
     """
 
     one: str
@@ -27,21 +27,21 @@ class Wording:
     bare: bool = False
 
     def affirm(self, x: str, y: str | None = None) -> str:
-        """``x`` is there, and so is ``y`` if it is given."""
+        """`x` is there, and so is `y` if it is given."""
         if y is None:
             return _sentence(self.one.format(x=with_article(x)))
         return _sentence(self.two.format(x=with_article(x), y=with_article(y)))
 
     def deny(self, n: str) -> str:
-        """``n`` is not there."""
+        """`n` is not there."""
         return _sentence(self.negative.format(n=self._denied(n)))
 
     def affirm_and_deny(self, x: str, n: str) -> str:
-        """``x`` is there, and ``n`` is not."""
+        """`x` is there, and `n` is not."""
         return _sentence(self.hybrid.format(x=with_article(x), n=self._denied(n)))
 
     def question(self, kind: str, present: tuple[str, str], absent: str) -> list[str]:
-        """NegBench's four answers, the right one first; ``kind`` of ``QUESTION_KINDS`` is that of the right one."""
+        """NegBench's four answers, the right one first; `kind` of `QUESTION_KINDS` is that of the right one."""
         a, b = present
         right = {
             "positive": self.affirm(a, b),
@@ -98,7 +98,7 @@ _HELD_OUT = (
 )
 WORDINGS = {"training": _TRAINING, "benchmark": _BENCHMARK, "held_out": _HELD_OUT}
 
-# What is said before or after a whole caption {c}; the benchmark's stands in ``engine.scenes.negation``.
+# What is said before or after a whole caption {c}; the benchmark's stands in `engine.scenes.negation`.
 DENIALS = {
     "training": (
         "{c} and no {n}",
@@ -114,7 +114,7 @@ DENIALS = {
 
 
 def with_denial(caption: str, denied: str, template: str) -> str:
-    """``caption`` with the denial of one thing, after one of ``DENIALS``.
+    """`caption` with the denial of one thing, after one of `DENIALS`.
 
     >>> with_denial("a red circle", "blue ring", DENIALS["benchmark"][0])
     'There is no blue ring in the image. A red circle'

@@ -1,1 +1,1 @@
-"""Ways of scoring images against texts: one protocol (``base``), one table of names (``registry``)."""
+"""Ways of scoring images against texts: one protocol (`base`), one table of names (`registry`)."""

@@ -16,12 +16,11 @@ from engine.features import ImageFeatures, Needs, TextFeatures, missing
 class Match:
     """One part of a caption and the part of the image it found.
 
-    Attributes
-    ----------
-    text: the words (a token, a segment, or the whole caption).
-    box: half-open pixel rectangle x0, y0, x1, y1 of the upright image.
-    score: similarity of the two, before any weighting.
-    weight: share of this match in the total score (0 = shown, not counted).
+    Attributes:
+        text: the words (a token, a segment, or the whole caption).
+        box: half-open pixel rectangle x0, y0, x1, y1 of the upright image.
+        score: similarity of the two, before any weighting.
+        weight: share of this match in the total score (0 = shown, not counted).
     """
 
     text: str
@@ -42,11 +41,11 @@ class Scorer(ABC):
 
     @abstractmethod
     def matrix(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
-        """Similarities ``(n_images, n_texts)``, float32."""
+        """Similarities `(n_images, n_texts)`, float32."""
 
     @abstractmethod
     def pairs(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
-        """Similarities ``(n,)`` of image i with text i, float32."""
+        """Similarities `(n,)` of image i with text i, float32."""
 
     @abstractmethod
     def matches(self, images: ImageFeatures, texts: TextFeatures) -> list[Match]:
@@ -55,7 +54,7 @@ class Scorer(ABC):
     def check(self, images: ImageFeatures, texts: TextFeatures, *, aligned_taps: Sequence[str] = ()) -> None:
         """Raise ValueError when the features lack what this scorer needs, or come from different encoders.
 
-        ``aligned_taps`` are the encoder's taps in the text's space, named in the message about a wrong tap.
+        `aligned_taps` are the encoder's taps in the text's space, named in the message about a wrong tap.
         """
         needs = self.needs()
         absent = missing(needs, images, texts)
@@ -92,7 +91,7 @@ class Scorer(ABC):
             )
 
     def check_pairs(self, images: ImageFeatures, texts: TextFeatures) -> None:
-        """``check``, and as many images as texts."""
+        """`check`, and as many images as texts. Raises ValueError, as `check` does."""
         self.check(images, texts)
         if len(images) != len(texts):
             raise ValueError(
@@ -100,18 +99,12 @@ class Scorer(ABC):
             )
 
 
-def check_choice(who: str, option: str, value: object, known: Sequence[str]) -> None:
-    """Raise ValueError unless the option's value is one of the known ones."""
-    if value not in known:
-        raise ValueError(f"{who}: {option} must be one of {', '.join(map(repr, known))}, got {value!r}")
-
-
 def check_finite(
     who: str, values: Tensor, texts: TextFeatures, image_names: Sequence[str] | None, start: int = 0
 ) -> None:
     """Raise ValueError that names image and text of the first score that is no finite number.
 
-    ``values`` are scores ``(rows, n_texts)``, or ``(rows,)`` of pairs, of the images from row ``start`` on.
+    `values` are scores `(rows, n_texts)`, or `(rows,)` of pairs, of the images from row `start` on.
     """
     bad = ~values.isfinite()
     if not bool(bad.any()):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from os import PathLike
+from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
+from engine.atomic_files import written_whole
 from engine.scorers.base import Match
 
 # Colours that people with any colour vision tell apart (after Okabe and Ito 2008), on light and dark
@@ -36,14 +38,13 @@ _TEXT_SIZE, _LINE, _MARGIN, _FRAME = 15, 22, 10, 5
 class Explanation:
     """The parts of one score.
 
-    Attributes
-    ----------
-    text: the caption.
-    scorer: name of the scorer.
-    total: the score, as ``Engine.score`` gives it.
-    matches: each counted part of the caption with the box it found; ``total`` is the sum of score × weight,
-        except under a soft maximum, which lies above it.
-    image: the upright picture, None when it was explained from features.
+    Attributes:
+        text: the caption.
+        scorer: name of the scorer.
+        total: the score, as `Engine.score` gives it.
+        matches: each counted part of the caption with the box it found; `total` is the sum of score × weight,
+            except under a soft maximum, which lies above it.
+        image: the upright picture, None when it was explained from features.
     """
 
     text: str
@@ -64,9 +65,17 @@ class Explanation:
     def draw(self, path: str | PathLike[str] | None = None) -> Image.Image:
         """The picture with a box for each match and a legend below; also saved when a path is given.
 
-        Small pictures are enlarged. The strongest ``MAX_ROWS`` matches are shown, in the order of the
-        caption. Raises ValueError when the explanation was made from features and holds no picture.
+        Small pictures are enlarged. The strongest `MAX_ROWS` matches are shown, in the order of the caption.
+
+        Raises:
+            ValueError: the explanation was made from features and holds no picture; a path without the suffix of a
+                picture format.
+            OSError: the file cannot be written; one that was there stays as it was.
         """
+        suffix = "" if path is None else Path(path).suffix
+        kind = Image.registered_extensions().get(suffix.lower())
+        if path is not None and kind is None:
+            raise ValueError(f"Explanation.draw: path must end in a picture's suffix, e.g. .png, got {str(path)!r}")
         if self.image is None:
             raise ValueError("Explanation.draw: needs the picture, but it was explained from features; give the image")
         factor = max(1.0, MIN_SIDE / max(self.image.size))
@@ -83,7 +92,8 @@ class Explanation:
         sheet.paste(picture, ((sheet.width - picture.width) // 2, 0))
         sheet.paste(legend, (0, picture.height))
         if path is not None:
-            sheet.save(path)
+            with written_whole(path) as unfinished:
+                sheet.save(unfinished, format=kind)
         return sheet
 
     def _shown(self) -> tuple[list[Match], int]:
@@ -144,7 +154,7 @@ def _legend(
 
 
 def _wrap(text: str, font: ImageFont.ImageFont | ImageFont.FreeTypeFont, width: int) -> list[str]:
-    """Lines of at most ``width`` pixels, broken at spaces; a longer word has a line of its own."""
+    """Lines of at most `width` pixels, broken at spaces; a longer word has a line of its own."""
     lines = [""]
     for word in text.split(" "):
         longer = f"{lines[-1]} {word}" if lines[-1] else word

@@ -13,15 +13,14 @@ from engine.scorers.base import Match, Scorer, caption, whole_image
 
 @dataclass(frozen=True)
 class GlobalCosine(Scorer):
-    """``score(I, T) = ⟨f(I), g(T)⟩`` of the unit-norm global embeddings: one vector a side, no parts.
+    """`score(I, T) = ⟨f(I), g(T)⟩` of the unit-norm global embeddings: one vector a side, no parts.
 
-    Example
-    -------
-    >>> import torch
-    >>> from engine.features import ImageFeatures, TextFeatures
-    >>> images = ImageFeatures(torch.eye(2))
-    >>> GlobalCosine().matrix(images, TextFeatures(torch.tensor([[0.6, 0.8]]))).tolist()
-    [[0.6000000238418579], [0.800000011920929]]
+    Example:
+        >>> import torch
+        >>> from engine.features import ImageFeatures, TextFeatures
+        >>> images = ImageFeatures(torch.eye(2))
+        >>> GlobalCosine().matrix(images, TextFeatures(torch.tensor([[0.6, 0.8]]))).tolist()
+        [[0.6000000238418579], [0.800000011920929]]
     """
 
     name: ClassVar[str] = "global"
@@ -31,12 +30,12 @@ class GlobalCosine(Scorer):
         return Needs()
 
     def matrix(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
-        """Cosines ``(n_images, n_texts)``, float32."""
+        """Cosines `(n_images, n_texts)`, float32."""
         self.check(images, texts)
         return images.embedding.float() @ texts.embedding.float().T
 
     def pairs(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
-        """Cosines ``(n,)`` of image i with text i, float32."""
+        """Cosines `(n,)` of image i with text i, float32."""
         self.check_pairs(images, texts)
         return (images.embedding.float() * texts.embedding.float()).sum(dim=1)
 

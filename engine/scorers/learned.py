@@ -20,9 +20,8 @@ from engine.scorers.base import Scorer
 class HeadScorer(Scorer):
     """A scorer whose numbers come from a trained head of the same name.
 
-    Attributes
-    ----------
-    head: a file that ``peaksim train`` wrote, or a ``Head`` object; None takes the head shipped for ``scenes``.
+    Attributes:
+        head: a file that `peaksim train` wrote, or a `Head` object; None takes the head shipped for `scenes`.
     """
 
     head: str | Head | None = None
@@ -48,13 +47,13 @@ class HeadScorer(Scorer):
             check_belongs(f"{self.name}: the {what}", self.module, features.fingerprint)
 
     def matrix(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
-        """Scores ``(n_images, n_texts)``, float32."""
+        """Scores `(n_images, n_texts)`, float32."""
         self.check(images, texts)
         with torch.no_grad():
             return self.on(images.embedding.device).matrix(images, texts)
 
     def pairs(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
-        """Scores ``(n,)`` of image i with text i, float32."""
+        """Scores `(n,)` of image i with text i, float32."""
         self.check_pairs(images, texts)
         with torch.no_grad():
             return self.on(images.embedding.device).pairs(images, texts)

@@ -12,11 +12,10 @@ from engine.scorers.learned import HeadScorer
 
 @dataclass(frozen=True)
 class LinearScorer(HeadScorer):
-    """``score(I, T) = cos(f_I, A f_T)`` (Koishigarina, Uselis and Oh 2026).
+    """`score(I, T) = cos(f_I, A f_T)` (Koishigarina, Uselis and Oh 2026).
 
-    Attributes
-    ----------
-    head: see ``HeadScorer``.
+    Attributes:
+        head: see `HeadScorer`.
     """
 
     name: ClassVar[str] = "linear"

@@ -3,69 +3,72 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from engine.choices import Backend, check_choice
 from engine.features import ImageFeatures, Needs, TextFeatures
-from engine.ops.checks import BACKENDS
+from engine.ops.checks import check_temperature
 from engine.ops.max_sim import max_sim, max_sim_pairs
-from engine.scorers.base import Match, Scorer, check_choice
+from engine.scorers.base import Match, Scorer
 
-DIRECTIONS = ("text_to_image", "image_to_text", "symmetric")
-REDUCTIONS = ("mean", "sum")
+Direction = Literal["text_to_image", "image_to_text", "symmetric"]
+Reduction = Literal["mean", "sum"]
 
 
 @dataclass(frozen=True)
 class MaxSim(Scorer):
-    """``score(I, T) = Σ_u w_u · max_p ⟨t_u, v_p⟩`` over word pieces u and patches p, both in the shared
-    space.
+    """`score(I, T) = Σ_u w_u · max_p ⟨t_u, v_p⟩` over word pieces u and patches p, both in the shared space.
 
     Start, end and padding positions of the text carry no word and take no part. Late interaction after
     Khattab and Zaharia 2020 (ColBERT), the symmetric form after Yao et al. 2021 (FILIP).
 
-    Attributes
-    ----------
-    direction: ``"text_to_image"`` (every word piece finds its best patch), ``"image_to_text"`` (every patch
-        its best word piece) or ``"symmetric"`` (the mean of both).
-    reduction: ``"mean"`` over the kept tokens of the asking side, a cosine again; or their ``"sum"``, which
-        grows with the length of the caption (or the number of patches).
-    temperature: None for the maximum, τ > 0 for the soft one, ``τ·logsumexp(s/τ)``, which lies above it.
-    tap: the patch tap to read, None takes the encoder's first aligned one.
-    backend: of the op; None chooses by device, ``"reference"`` is the plain torch form.
+    Attributes:
+        direction: `"text_to_image"` (every word piece finds its best patch), `"image_to_text"` (every patch
+            its best word piece) or `"symmetric"` (the mean of both).
+        reduction: `"mean"` over the kept tokens of the asking side, a cosine again; or their `"sum"`, which
+            grows with the length of the caption (or the number of patches).
+        temperature: None for the maximum, τ > 0 for the soft one, `τ·logsumexp(s/τ)`, which lies above it.
+        tap: the patch tap to read, None takes the encoder's first aligned one.
+        backend: of the op; None chooses by device, `"reference"` is the plain torch form.
 
-    Raises ValueError for an unknown option, unaligned patches, or a text without a word.
+    Raises:
+        ValueError: an option that is none of its choices; from its methods unaligned patches, or a text without a
+            word.
+        TypeError: an option of another type.
     """
 
     name: ClassVar[str] = "max_sim"
-    direction: str = "text_to_image"
-    reduction: str = "mean"
+    direction: Direction = "text_to_image"
+    reduction: Reduction = "mean"
     temperature: float | None = None
     tap: str | None = None
-    backend: str | None = None
+    backend: Backend | None = None
 
     def __post_init__(self) -> None:
-        check_choice(self.name, "direction", self.direction, DIRECTIONS)
-        check_choice(self.name, "reduction", self.reduction, REDUCTIONS)
+        check_choice(self.name, "direction", self.direction, get_args(Direction))
+        check_choice(self.name, "reduction", self.reduction, get_args(Reduction))
         if self.backend is not None:
-            check_choice(self.name, "backend", self.backend, BACKENDS)
-        if self.temperature is not None and not self.temperature > 0:
-            raise ValueError(f"{self.name}: temperature must be None or above 0, got {self.temperature}")
+            check_choice(self.name, "backend", self.backend, get_args(Backend))
+        check_temperature(self.name, self.temperature)
+        if self.tap is not None and not isinstance(self.tap, str):
+            raise TypeError(f"{self.name}: tap must be a name or None, got {type(self.tap).__name__}")
 
     def needs(self) -> Needs:
         """Patches and word pieces in one space."""
         return Needs(patches=True, aligned=True, tap=self.tap, tokens=True)
 
     def matrix(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
-        """Similarities ``(n_images, n_texts)``, float32."""
+        """Similarities `(n_images, n_texts)`, float32."""
         self.check(images, texts)
         scores = self._scores(images, texts, pairs=False)
         # The op asks with its rows: patches stand there already when the image asks.
         return scores if self.direction == "image_to_text" else scores.T
 
     def pairs(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
-        """Similarities ``(n,)`` of image i with text i, float32."""
+        """Similarities `(n,)` of image i with text i, float32."""
         self.check_pairs(images, texts)
         return self._scores(images, texts, pairs=True)
 
@@ -112,7 +115,7 @@ class MaxSim(Scorer):
         return texts.tokens, images.patches, texts.token_mask, images.patch_mask
 
     def _scores(self, images: ImageFeatures, texts: TextFeatures, *, pairs: bool) -> Tensor:
-        """Scores ``(n_asking, n_answering)``, or ``(n,)`` of pairs; the text asks in the symmetric form."""
+        """Scores `(n_asking, n_answering)`, or `(n,)` of pairs; the text asks in the symmetric form."""
         q, d, q_mask, d_mask = self._sides(images, texts)
         if self.direction == "image_to_text":
             q, d, q_mask, d_mask = d, q, d_mask, q_mask
@@ -136,7 +139,7 @@ class MaxSim(Scorer):
 
 
 def _mean_weights(tokens: Tensor, mask: Tensor | None) -> Tensor:
-    """Weights ``(N, L)`` that turn a sum over the kept tokens into their mean."""
+    """Weights `(N, L)` that turn a sum over the kept tokens into their mean."""
     kept = tokens.new_ones(tokens.shape[:2], dtype=torch.float32) if mask is None else mask.float()
     return kept / kept.sum(dim=1, keepdim=True)
 

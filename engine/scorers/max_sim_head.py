@@ -3,50 +3,49 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from engine.choices import Backend, check_choice
 from engine.features import ImageFeatures, TextFeatures
 from engine.heads.max_sim_head import MaxSimHead
-from engine.ops.checks import BACKENDS
-from engine.scorers.base import Match, check_choice
+from engine.scorers.base import Match
 from engine.scorers.learned import HeadScorer
 from engine.scorers.max_sim import patch_box
 
-MAXIMA = ("soft", "hard")
+Maximum = Literal["soft", "hard"]
 
 
 @dataclass(frozen=True)
 class MaxSimHeadScorer(HeadScorer):
-    """``score(I, T) = Σ_u g_u · max_p ⟨q_u, d_p⟩`` over words u with gates g and patches p, both projected by a head.
+    """`score(I, T) = Σ_u g_u · max_p ⟨q_u, d_p⟩` over words u with gates g and patches p, both projected by a head.
 
     The two sides do not see each other, so that patch vectors can be indexed.
 
-    Attributes
-    ----------
-    head: see ``HeadScorer``.
-    maximum: ``"soft"``, ``τ·logsumexp(s/τ)`` with the head's last temperature, or ``"hard"``, what an index scores.
-    backend: of the max-sim op; None chooses by device.
+    Attributes:
+        head: see `HeadScorer`.
+        maximum: `"soft"`, `τ·logsumexp(s/τ)` with the head's last temperature, or `"hard"`, what an index scores.
+        backend: of the max-sim op; None chooses by device.
     """
 
     name: ClassVar[str] = "max_sim_head"
-    maximum: str = "soft"
-    backend: str | None = None
+    maximum: Maximum = "soft"
+    backend: Backend | None = None
 
     def __post_init__(self) -> None:
-        check_choice(self.name, "maximum", self.maximum, MAXIMA)
+        check_choice(self.name, "maximum", self.maximum, get_args(Maximum))
         if self.backend is not None:
-            check_choice(self.name, "backend", self.backend, BACKENDS)
+            check_choice(self.name, "backend", self.backend, get_args(Backend))
 
     def matrix(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
-        """Scores ``(n_images, n_texts)``, float32."""
+        """Scores `(n_images, n_texts)`, float32."""
         self.check(images, texts)
         return self._scores(images, texts, pairs=False).T
 
     def pairs(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
-        """Scores ``(n,)`` of image i with text i, float32."""
+        """Scores `(n,)` of image i with text i, float32."""
         self.check_pairs(images, texts)
         return self._scores(images, texts, pairs=True)
 
@@ -72,7 +71,7 @@ class MaxSimHeadScorer(HeadScorer):
         ]
 
     def _scores(self, images: ImageFeatures, texts: TextFeatures, *, pairs: bool) -> Tensor:
-        """Scores ``(n_texts, n_images)``, or ``(n,)`` of pairs."""
+        """Scores `(n_texts, n_images)`, or `(n,)` of pairs."""
         head = self._head(images.embedding.device)
         temperature = head.temperature if self.maximum == "soft" else None
         with torch.no_grad():

@@ -26,14 +26,15 @@ SCORERS: dict[str, type[Scorer]] = {kind.name: kind for kind in KINDS}
 
 
 def get_scorer(scorer: str | Scorer) -> Scorer:
-    """The scorer of this name with its default options; a ``Scorer`` object is given back as it is.
+    """The scorer of this name with its default options; a `Scorer` object is given back as it is.
 
-    Raises ValueError for an unknown name and TypeError for anything else.
+    Raises:
+        ValueError: an unknown name.
+        TypeError: anything else.
 
-    Example
-    -------
-    >>> get_scorer("max_sim").reduction
-    'mean'
+    Example:
+        >>> get_scorer("max_sim").reduction
+        'mean'
     """
     if isinstance(scorer, Scorer):
         return scorer

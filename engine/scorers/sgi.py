@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from engine.crops import CROP_GRIDS
+from engine.choices import Backend, Fill, FillName, GridName, RegionMode, check_choice, check_fill, check_flag
 from engine.features import ImageFeatures, Needs, RegionPlan, TextFeatures
-from engine.ops.checks import BACKENDS
 from engine.ops.max_sim import max_sim, max_sim_pairs
-from engine.scorers.base import Match, Scorer, caption, check_choice
+from engine.scorers.base import Match, Scorer, caption
 
-CROPS = ("rescaled", "native", "windows")
-FILLS = ("border", "mean")
-NEGATION = ("ignore", "subtract", "keep")
+Negation = Literal["ignore", "subtract", "keep"]
 
 # Similarities held at once by exclusive assignment: 2^24 float32 numbers are 64 MiB.
 ASSIGNMENT_BLOCK = 1 << 24
@@ -25,55 +22,57 @@ ASSIGNMENT_BLOCK = 1 << 24
 
 @dataclass(frozen=True)
 class SGI(Scorer):
-    """``score(I, T) = 1/|S| · Σ_{s ∈ S(T)} max_{c ∈ C(I)} cos(f(c), g(s))`` over segments s and regions c.
+    """`score(I, T) = 1/|S| · Σ_{s ∈ S(T)} max_{c ∈ C(I)} cos(f(c), g(s))` over segments s and regions c.
 
     The maximum is taken for each segment on its own and the mean is uniform, after Miranda, Salaberria,
-    Agirre and Azkune 2026 (arXiv 2604.11496). The paper does not say how crops and segments are made, whether
-    the
+    Agirre and Azkune 2026 (arXiv 2604.11496). The paper does not say how crops and segments are made, whether the
     whole image and the whole caption are among them, nor what a negated segment does: those are options here.
 
-    Attributes
-    ----------
-    grid: name of the crop grid.
-    crops: ``"rescaled"`` (each crop fills the encoder's input), ``"native"`` (each keeps its scale on a
-        filled canvas, so that size words keep their meaning) or ``"windows"`` (one pass of the encoder for all
-        regions, each seen through a class token of its own; many times as fast, see ``RegionPlan``).
-    fill: colour of what a crop does not cover, see ``RegionPlan``.
-    full_image: the whole image is one of the regions.
-    full_caption: the whole caption is one more segment.
-    exclusive: no two segments may take the same region (linear assignment of the largest total; a segment
-        left without a region adds 0). One assignment a pair: slower.
-    negation: what a segment under a negation does. ``"ignore"``: it is left out, since finding it must not
-        raise the score; a caption with no other segment is then scored by the caption as a whole.
-        ``"subtract"``: it counts with a minus sign. ``"keep"``: it counts like any other, which is the
+    Attributes:
+        grid: name of the crop grid.
+        crops: `"rescaled"` (each crop fills the encoder's input), `"native"` (each keeps its scale on a
+            filled canvas, so that size words keep their meaning) or `"windows"` (one pass of the encoder for all
+            regions, each seen through a class token of its own; many times as fast, see `RegionPlan`).
+        fill: colour of what a crop does not cover, see `RegionPlan`.
+        full_image: the whole image is one of the regions.
+        full_caption: the whole caption is one more segment.
+        exclusive: no two segments may take the same region (linear assignment of the largest total; a segment
+            left without a region adds 0). One assignment a pair: slower.
+        negation: what a segment under a negation does. `"ignore"`: it is left out, since finding it must not
+            raise the score; a caption with no other segment is then scored by the caption as a whole.
+            `"subtract"`: it counts with a minus sign. `"keep"`: it counts like any other, which is the
             paper's formula as it stands.
-    template: the sentence a segment is put into before it is encoded, ``{}`` standing for the segment.
-    backend: of the max-sim op, without effect on exclusive assignment; None chooses by device.
+        template: the sentence a segment is put into before it is encoded, `{}` standing for the segment.
+        backend: of the max-sim op, without effect on exclusive assignment; None chooses by device.
 
-    Raises ValueError for an unknown option, a template without ``{}``, or an image without a region.
+    Raises:
+        ValueError: an option that is none of its choices, or a template without `{}`; from its methods an image
+            without a region.
+        TypeError: an option of another type.
     """
 
     name: ClassVar[str] = "sgi"
-    grid: str = "scenes"
-    crops: str = "rescaled"
-    fill: str | tuple[int, int, int] = "border"
+    grid: GridName = "scenes"
+    crops: RegionMode = "rescaled"
+    fill: Fill = "border"
     full_image: bool = True
     full_caption: bool = False
     exclusive: bool = False
-    negation: str = "ignore"
+    negation: Negation = "ignore"
     template: str = "{}"
-    backend: str | None = None
+    backend: Backend | None = None
 
     def __post_init__(self) -> None:
-        check_choice(self.name, "grid", self.grid, sorted(CROP_GRIDS))
-        check_choice(self.name, "crops", self.crops, CROPS)
-        if isinstance(self.fill, str):
-            check_choice(self.name, "fill", self.fill, FILLS)
-        elif len(self.fill) != 3 or not all(0 <= part <= 255 for part in self.fill):
-            raise ValueError(f"{self.name}: fill must be three numbers 0..255 or a name, got {self.fill!r}")
+        check_choice(self.name, "grid", self.grid, get_args(GridName))
+        check_choice(self.name, "crops", self.crops, get_args(RegionMode))
+        check_fill(self.name, self.fill, get_args(FillName))
+        for flag in ("full_image", "full_caption", "exclusive"):
+            check_flag(self.name, flag, getattr(self, flag))
         if self.backend is not None:
-            check_choice(self.name, "backend", self.backend, BACKENDS)
-        check_choice(self.name, "negation", self.negation, NEGATION)
+            check_choice(self.name, "backend", self.backend, get_args(Backend))
+        check_choice(self.name, "negation", self.negation, get_args(Negation))
+        if not isinstance(self.template, str):
+            raise TypeError(f"{self.name}: template must be a string, got {type(self.template).__name__}")
         if self.template.count("{}") != 1:
             raise ValueError(
                 f"{self.name}: template must hold {{}} once, where the segment goes, got {self.template!r}"
@@ -85,7 +84,7 @@ class SGI(Scorer):
         return Needs(regions=plan, segments=True, segment_template=self.template)
 
     def check(self, images: ImageFeatures, texts: TextFeatures, *, aligned_taps: Sequence[str] = ()) -> None:
-        """As every scorer's, and every image must have a region, since the maximum over none is no score."""
+        """As every scorer's; ValueError too for an image without a region, since the maximum over none is no score."""
         super().check(images, texts, aligned_taps=aligned_taps)
         assert images.regions is not None  # the check above has seen to it
         mask = images.region_mask
@@ -96,7 +95,7 @@ class SGI(Scorer):
             raise ValueError(f"{self.name}: every image needs a region, got none in image {empty[0]}{name}")
 
     def matrix(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
-        """Similarities ``(n_images, n_texts)``, float32."""
+        """Similarities `(n_images, n_texts)`, float32."""
         self.check(images, texts)
         assert images.regions is not None
         segments, weights = self._segments(texts)
@@ -114,7 +113,7 @@ class SGI(Scorer):
         return found.T
 
     def pairs(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
-        """Similarities ``(n,)`` of image i with text i, float32."""
+        """Similarities `(n,)` of image i with text i, float32."""
         self.check_pairs(images, texts)
         assert images.regions is not None
         segments, weights = self._segments(texts)
@@ -145,7 +144,7 @@ class SGI(Scorer):
         if mask is not None:
             similarity = similarity.masked_fill(~mask, -torch.inf)
         chosen = similarity.argmax(dim=1).tolist()
-        if self.exclusive:
+        if self.exclusive and _has_assignment(similarity, weights[0], mask):
             assigned = dict(_assignment(similarity, weights[0], mask))
             chosen = [assigned.get(s, -1) if weights[0, s] != 0 else chosen[s] for s in range(len(chosen))]
         found = []
@@ -156,7 +155,7 @@ class SGI(Scorer):
         return found
 
     def _segments(self, texts: TextFeatures) -> tuple[Tensor, Tensor]:
-        """Segments ``(B, S + 1, D)``, the whole caption last, and weights ``(B, S + 1)``; 0 = not counted."""
+        """Segments `(B, S + 1, D)`, the whole caption last, and weights `(B, S + 1)`; 0 = not counted."""
         assert texts.segments is not None
         real = texts.segment_mask
         if real is None:
@@ -214,8 +213,19 @@ def _assignment(similarity: Tensor, weights: Tensor, mask: Tensor | None) -> lis
     return [(counted[r], real[c]) for r, c in zip(rows, columns, strict=True)]
 
 
+def _has_assignment(similarity: Tensor, weights: Tensor, mask: Tensor | None) -> bool:
+    """Whether all similarities that take part are finite: the largest total of others is no number."""
+    counted = similarity[weights != 0]
+    return bool((counted if mask is None else counted[:, mask]).isfinite().all())
+
+
 def _assigned(similarity: Tensor, weights: Tensor, mask: Tensor | None) -> float:
-    """Weighted score ``Σ_s w_s · sim(s, region of s)`` of one pair under exclusive assignment."""
+    """Weighted score `Σ_s w_s · sim(s, region of s)` of one pair under exclusive assignment.
+
+    NaN when a similarity that takes part is not finite, as the max-sim op has it.
+    """
+    if not _has_assignment(similarity, weights, mask):
+        return float("nan")
     return sum(float(weights[s] * similarity[s, c]) for s, c in _assignment(similarity, weights, mask))
 
 

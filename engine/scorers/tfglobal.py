@@ -12,11 +12,10 @@ from engine.scorers.learned import HeadScorer
 
 @dataclass(frozen=True)
 class TFGlobalScorer(HeadScorer):
-    """``score(I, T)`` = the head's number for the pair; a logit, not a cosine (Miranda et al. 2026).
+    """`score(I, T)` = the head's number for the pair; a logit, not a cosine (Miranda et al. 2026).
 
-    Attributes
-    ----------
-    head: see ``HeadScorer``.
+    Attributes:
+        head: see `HeadScorer`.
     """
 
     name: ClassVar[str] = "tfglobal"

@@ -17,11 +17,10 @@ from engine.scorers.max_sim import patch_box
 
 @dataclass(frozen=True)
 class TFLocalScorer(HeadScorer):
-    """``score(I, T)`` = the head's number for the pair; a logit, not a cosine (Miranda et al. 2026).
+    """`score(I, T)` = the head's number for the pair; a logit, not a cosine (Miranda et al. 2026).
 
-    Attributes
-    ----------
-    head: see ``HeadScorer``.
+    Attributes:
+        head: see `HeadScorer`.
     """
 
     name: ClassVar[str] = "tflocal"

@@ -26,18 +26,18 @@ from engine.training.losses import contrastive_loss, quad_loss
 
 
 class Captions(NamedTuple):
-    """Token ids ``(B, T)`` and the position of the end token ``(B,)``."""
+    """Token ids `(B, T)` and the position of the end token `(B,)`."""
 
     ids: Tensor
     end: Tensor
 
     def to(self, device: torch.device | str) -> Captions:
-        """The same on ``device``."""
+        """The same on `device`."""
         return Captions(self.ids.to(device), self.end.to(device))
 
 
 class WholeEncoder(Trainable):
-    """Both towers of a ``scenes`` model, all of whose weights are trained."""
+    """Both towers of a `scenes` model, all of whose weights are trained."""
 
     name: ClassVar[str] = "finetune"
 
@@ -51,8 +51,9 @@ class WholeEncoder(Trainable):
         self.fingerprint = encoder.spec.fingerprint
 
     def forward(self, pixels: Tensor, captions: Captions) -> Tensor:
-        """Cosines ``(n_images, n_texts)`` of pixels ``(B, 3, S, S)`` and captions."""
-        f = functional.normalize(self.model.embed_images(pixels).float(), dim=-1)
+        """Cosines `(n_images, n_texts)` of pixels `(B, 3, S, S)` and captions."""
+        tower = self.model.image
+        f = functional.normalize(tower.projection(tower.norm(tower.class_state(pixels))).float(), dim=-1)
         g = functional.normalize(self.model.embed_texts(*captions).float(), dim=-1)
         return f @ g.T
 
@@ -67,9 +68,9 @@ class WholeEncoder(Trainable):
         return ScenesEncoder(model, self.words, name="scenes, fine-tuned", device=torch.device("cpu"))
 
     def save(self, path: str | PathLike[str], *, facts: Mapping[str, object] | None = None) -> Path:
-        """Write ``model.safetensors`` and ``model.json`` beside ``path``; the folder, for ``scenes:<folder>``.
+        """Write `model.safetensors` and `model.json` beside `path`; the folder, for `scenes:<folder>`.
 
-        How it was trained stands in the log: the files have no place for ``facts``.
+        How it was trained stands in the log: the files have no place for `facts`.
         """
         folder = Path(path).parent
         save_scenes(folder, self.model, self.words)
@@ -80,10 +81,9 @@ class WholeEncoder(Trainable):
 class PixelQuads:
     """Quads as pixels and tokens, drawn anew for each batch.
 
-    Attributes
-    ----------
-    items: the quads.
-    tokenizer: of the encoder.
+    Attributes:
+        items: the quads.
+        tokenizer: of the encoder.
     """
 
     items: tuple[ControlledItem, ...]
@@ -93,7 +93,7 @@ class PixelQuads:
         return len(self.items)
 
     def batch(self, items: Tensor) -> tuple[Tensor, Captions]:
-        """Pixels ``(2B, 3, S, S)`` and captions: first of the pairs, then of their hard negatives."""
+        """Pixels `(2B, 3, S, S)` and captions: first of the pairs, then of their hard negatives."""
         chosen = [self.items[item] for item in items.tolist()]
         pictures = np.stack([item.images() for item in chosen])  # (B, 2, S, S, 3)
         tokens = self.tokenizer([item.captions[k] for k in range(2) for item in chosen])
@@ -103,7 +103,7 @@ class PixelQuads:
 
 
 def objective(config: HeadTrainConfig) -> Any:
-    """The loss that ``config`` names, over the full matrix of a batch of B quads."""
+    """The loss that `config` names, over the full matrix of a batch of B quads."""
 
     def loss(encoder: WholeEncoder, pixels: Tensor, captions: Captions) -> Tensor:
         size = len(pixels) // 2
@@ -129,17 +129,16 @@ def finetune(
     evaluate: Evaluate | None = None,
     report: Report | None = None,
 ) -> Path:
-    """Fine-tune all of a ``scenes`` model, or go on with it; the folder of the weights.
+    """Fine-tune all of a `scenes` model, or go on with it; the folder of the weights.
 
-    Arguments
-    ---------
-    items: quads, such as ``ScenesQuads.draw`` gives.
-    config: as for ``train_head``; its output folder also holds ``model.safetensors`` and ``model.json``.
-    model: folder of the model to begin with; None takes the embedded one.
-    evaluate: gets the ``WholeEncoder``, whose ``encoder()`` can be given to an ``Engine``.
-    report: gets one line of progress.
+    Args:
+        items: quads, such as `ScenesQuads.draw` gives.
+        config: as for `train_head`; its output folder also holds `model.safetensors` and `model.json`.
+        model: folder of the model to begin with; None takes the embedded one.
+        evaluate: gets the `WholeEncoder`, whose `encoder()` can be given to an `Engine`.
+        report: gets one line of progress.
 
-    Raises what ``train_head`` raises.
+    Raises what `train_head` raises.
     """
     encoder = load_scenes(model)
     data = PixelQuads(tuple(items), encoder.tokenizer)

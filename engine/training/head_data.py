@@ -36,10 +36,9 @@ SHARD_ROWS = 1024
 class HeadData:
     """Stored features of N items.
 
-    Attributes
-    ----------
-    images, texts: rows ``images_per_item * k`` and on belong to item k.
-    images_per_item, texts_per_item: 1, or 2 with a hard negative.
+    Attributes:
+        images, texts: rows `images_per_item * k` and on belong to item k.
+        images_per_item, texts_per_item: 1, or 2 with a hard negative.
     """
 
     images: FeatureStore[ImageFeatures]
@@ -73,13 +72,12 @@ class HeadData:
 class ScenesQuads:
     """Quads of rendered scenes that differ in one binding, of combinations that training may show.
 
-    Attributes
-    ----------
-    items: quads of each category.
-    categories: of ``engine.scenes.items.CATEGORIES``.
-    seed: of the items. The benchmark's are drawn with others.
-    described_share: share of the quads whose captions say more of both things than what is exchanged: half of them
-        all there is to say, half some of it. Retrieval by captions in full needs them.
+    Attributes:
+        items: quads of each category.
+        categories: of `engine.scenes.items.CATEGORIES`.
+        seed: of the items. The benchmark's are drawn with others.
+        described_share: share of the quads whose captions say more of both things than what is exchanged: half of them
+            all there is to say, half some of it. Retrieval by captions in full needs them.
     """
 
     items: int = 2000
@@ -115,10 +113,10 @@ class ScenesQuads:
 def scenes_data(
     engine: Engine, needs: Needs, quads: ScenesQuads, folder: Path, *, told: Told | None = None
 ) -> HeadData:
-    """Features of the quads by this engine, computed once into a store below ``folder``.
+    """Features of the quads by this engine, computed once into a store below `folder`.
 
-    The names of its two parts follow from encoder, needs and quads, so that heads and seeds share them. ``told`` is
-    called with (what is being encoded, rows done, rows in all). Raises what ``FeatureStore`` raises.
+    The names of its two parts follow from encoder, needs and quads, so that heads and seeds share them. `told` is
+    called with (what is being encoded, rows done, rows in all). Raises what `FeatureStore` raises.
     """
     items = quads.draw()
     fingerprint = engine.spec.fingerprint
@@ -155,7 +153,7 @@ def scenes_data(
 
 
 def epochs(items: int, batch_size: int, seed: int, *, start: int = 0) -> Iterator[Tensor]:
-    """Items of batch ``start``, ``start + 1``, …, without end: every item once in each pass, in an order of its own.
+    """Items of batch `start`, `start + 1`, …, without end: every item once in each pass, in an order of its own.
 
     A pure function of its arguments, so that a training that resumes sees what it would have seen. What is left of
     a pass that fills no batch is left out. Raises ValueError for fewer items than a batch holds.

@@ -13,15 +13,17 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
 
+from engine.atomic_files import written_whole
+from engine.choices import check_choice
 from engine.features import ImageFeatures, TextFeatures
 from engine.heads.base import Head, Trainable
 from engine.training.head_data import HeadData, epochs
-from engine.training.logs import cut_log
+from engine.training.logs import DAMAGE, cut_log, damaged
 from engine.training.losses import contrastive_loss, quad_loss
 
 # Called with the head, or whatever is trained, in evaluation mode.
@@ -38,49 +40,50 @@ class Batches(Protocol):
     def batch(self, items: Tensor) -> tuple[Any, Any]: ...
 
 
-LOSSES = ("quads", "batch", "captions", "images", "pairs")
-PRECISIONS = ("float32", "bfloat16")
+Loss = Literal["quads", "batch", "captions", "images", "pairs"]
+Precision = Literal["float32", "bfloat16"]
+LOSSES = get_args(Loss)
 
 
 @dataclass(frozen=True)
 class HeadTrainConfig:
-    """Settings of one run.
-
-    Attributes
-    ----------
-    output: folder of checkpoint, log and head.
-    seed: of the first weights, the order of the items and dropout.
-    steps, batch_size: length of the run, and items B of one step.
-    learning_rate, weight_decay: of AdamW; biases and norms do not decay.
-    warmup_steps, clip_norm: linear warm-up, then cosine to zero; gradients are clipped by their norm.
-    loss: ``"quads"`` (cross-entropy within each 2 × 2 quad), or InfoNCE over ``"batch"`` (B × B, the pairs alone),
-        ``"captions"`` (B × 2B, hard negative captions), ``"images"`` (2B × B) or ``"pairs"`` (2B × 2B).
-    batch_weight: of the B × B loss that is added to that of the quads.
-    checkpoint_every, evaluate_every, log_every: steps between; 0 evaluates at the end alone.
-    precision: ``"bfloat16"`` runs the head under autocast, ``"float32"`` as it is.
-    threads: CPU threads; 0 keeps torch's own number.
-    """
+    """Settings of one run."""
 
     output: Path = Path("runs/head")
+    """Folder of checkpoint, log and head."""
     seed: int = 0
+    """Of the first weights, the order of the items and dropout."""
     steps: int = 1500
+    """Length of the run."""
     batch_size: int = 32
+    """Items B of one step."""
     learning_rate: float = 5e-3
+    """Highest learning rate of AdamW."""
     weight_decay: float = 0.01
+    """Of AdamW; biases and norms do not decay."""
     warmup_steps: int = 100
+    """Steps of linear warm-up, after which the learning rate falls to zero along a cosine."""
     clip_norm: float = 1.0
-    loss: str = "quads"
+    """Bound of the norm of the gradients."""
+    loss: Loss = "quads"
+    """Quads (cross-entropy within each 2 × 2 quad), or InfoNCE over batch (B × B, the pairs alone), captions (B × 2B,
+    hard negative captions), images (2B × B) or pairs (2B × 2B)."""
     batch_weight: float = 0.0
+    """Weight of the B × B loss that is added to that of the quads."""
     checkpoint_every: int = 200
+    """Steps between checkpoints."""
     evaluate_every: int = 0
+    """Steps between evaluations; 0 evaluates at the end alone."""
     log_every: int = 20
-    precision: str = "float32"
+    """Steps between lines of the log."""
+    precision: Precision = "float32"
+    """bfloat16 (the head runs under autocast) or float32."""
     threads: int = 0
+    """CPU threads; 0 keeps torch's own number."""
 
     def __post_init__(self) -> None:
-        for name, value, known in (("loss", self.loss, LOSSES), ("precision", self.precision, PRECISIONS)):
-            if value not in known:
-                raise ValueError(f"HeadTrainConfig: {name} must be one of {', '.join(known)}, got {value!r}")
+        for name, value, known in (("loss", self.loss, LOSSES), ("precision", self.precision, get_args(Precision))):
+            check_choice("HeadTrainConfig", name, value, known)
         least = {"steps": 1, "batch_size": 1, "warmup_steps": 0, "checkpoint_every": 1, "evaluate_every": 0}
         for name, lowest in (least | {"log_every": 1, "threads": 0}).items():
             if getattr(self, name) < lowest:
@@ -107,7 +110,7 @@ class HeadTrainConfig:
             )
 
     def objective(self, head: Head, images: ImageFeatures, texts: TextFeatures) -> Tensor:
-        """The loss of one batch as ``HeadData.batch`` orders it: pairs first, then hard negatives."""
+        """The loss of one batch as `HeadData.batch` orders it: pairs first, then hard negatives."""
         size = self.batch_size
         scale = head.scale()
         if self.loss != "quads":
@@ -191,21 +194,27 @@ class HeadRun:
             "seconds": self.seconds,
             "settings": self._settings(),
         }
-        unfinished = path.with_suffix(".part")
-        torch.save(state, unfinished)
-        unfinished.replace(path)
+        with written_whole(path) as unfinished:
+            torch.save(state, unfinished)
 
     def resume(self, path: Path) -> None:
         """Go on from a checkpoint of the same settings. Raises ValueError for one of others."""
-        state = torch.load(path, weights_only=True, map_location=next(self.head.parameters()).device)
-        if state["settings"] != self._settings():
+        try:
+            state = torch.load(path, weights_only=True, map_location=next(self.head.parameters()).device)
+            settings = state["settings"]
+        except DAMAGE as error:
+            raise damaged(self.head.name, path, error) from error
+        if settings != self._settings():
             raise ValueError(
                 f"train {self.head.name}: {path} was written with other settings; choose another output folder or "
                 "remove it"
             )
-        self.head.load_state_dict(state["weights"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.step, self.seconds = state["step"], state["seconds"]
+        try:
+            self.head.load_state_dict(state["weights"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.step, self.seconds = int(state["step"]), float(state["seconds"])
+        except DAMAGE as error:
+            raise damaged(self.head.name, path, error) from error
 
     def _settings(self) -> str:
         """What must be equal for a checkpoint to be continued."""
@@ -227,16 +236,15 @@ def train_head(
 ) -> Path:
     """Train a new head, or go on with one; the file of the trained head.
 
-    Writes into ``config.output``: ``checkpoint.pt``, ``log.jsonl`` (settings first, then a line for each
-    ``log_every`` steps and each evaluation), and at the end ``<name>.safetensors``, which ``load_head`` reads.
+    Writes into `config.output`: `checkpoint.pt`, `log.jsonl` (settings first, then a line for each
+    `log_every` steps and each evaluation), and at the end `<name>.safetensors`, which `load_head` reads.
 
-    Arguments
-    ---------
-    head: as ``Head.build`` made it; it is trained where it is.
-    data: stored features of the encoder the head was built for.
-    objective: loss of a batch in place of that of ``config.loss``.
-    evaluate: gets the head in evaluation mode and returns named figures.
-    report: gets one line of progress.
+    Args:
+        head: as `Head.build` made it; it is trained where it is.
+        data: stored features of the encoder the head was built for.
+        objective: loss of a batch in place of that of `config.loss`.
+        evaluate: gets the head in evaluation mode and returns named figures.
+        report: gets one line of progress.
 
     Raises ValueError for data that do not fit, or a checkpoint of other settings; FloatingPointError for a gradient
     that is not finite.
@@ -257,7 +265,7 @@ def _train(run: HeadRun, data: Batches, evaluate: Evaluate | None, report: Repor
     checkpoint, log_path = config.output / "checkpoint.pt", config.output / "log.jsonl"
     if checkpoint.exists():
         run.resume(checkpoint)
-    cut_log(log_path, run.step)
+    cut_log(head.name, log_path, run.step)
     started = time.monotonic() - run.seconds
     with log_path.open("a") as log:
         if log.tell() == 0:

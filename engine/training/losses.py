@@ -17,7 +17,7 @@ def contrastive_loss(logits: Tensor) -> Tensor:
     2023), 2B × B hard negative pictures, and 2B × 2B hard negative pairs, which are true of each other (Miranda et
     al. 2024, TROHN-Img).
 
-    Arguments: ``logits (n_images, n_texts)``, scores times their scale. Raises ValueError for another shape.
+    Arguments: `logits (n_images, n_texts)`, scores times their scale. Raises ValueError for another shape.
 
     >>> contrastive_loss(torch.zeros(2, 4))
     tensor(1.0397)
@@ -34,7 +34,7 @@ def contrastive_loss(logits: Tensor) -> Tensor:
 def quad_loss(logits: Tensor) -> Tensor:
     """Cross-entropy of both choices within each 2 × 2 quad: which of two texts, and which of two images.
 
-    Arguments: ``logits (B, 2, 2)`` as ``[quad, image, text]``; image i and text i belong together. Raises ValueError
+    Arguments: `logits (B, 2, 2)` as `[quad, image, text]`; image i and text i belong together. Raises ValueError
     for another shape.
 
     >>> quad_loss(torch.zeros(3, 2, 2))

@@ -39,12 +39,11 @@ PHOTO_DENIALS = (
 class NegationRow:
     """One picture and its seven texts.
 
-    Attributes
-    ----------
-    image: a file, or the scene to be rendered.
-    texts: a caption, it with a true denial, one with a false denial (``ROLES``), then four answers.
-    correct: the answer that alone is true, 0 to 3.
-    kind: of that answer, ``"positive"``, ``"negative"`` or ``"hybrid"``.
+    Attributes:
+        image: a file, or the scene to be rendered.
+        texts: a caption, it with a true denial, one with a false denial (`ROLES`), then four answers.
+        correct: the answer that alone is true, 0 to 3.
+        kind: of that answer, `"positive"`, `"negative"` or `"hybrid"`.
     """
 
     image: Path | NegationExample
@@ -71,7 +70,7 @@ class LabelledPicture:
 
 
 def scene_rows(n: int, *, seed: int = 0, sets: tuple[str, ...] = TRAINING_SETS) -> list[NegationRow]:
-    """``n`` rows of rendered scenes; arguments and errors as for ``negation_examples``."""
+    """`n` rows of rendered scenes; arguments and errors as for `negation_examples`."""
     return [
         NegationRow(example, (example.caption, example.denied, example.contradicted, *example.options),
                     example.correct, example.kind)
@@ -121,7 +120,7 @@ def _photo_row(
 
 
 def deny(caption: str, name: str, template: str) -> str:
-    """A caption with the denial of a category, after one of ``PHOTO_DENIALS``.
+    """A caption with the denial of a category, after one of `PHOTO_DENIALS`.
 
     >>> deny("Two dogs on a beach.", "umbrella", PHOTO_DENIALS[5])
     'An umbrella is not present. Two dogs on a beach.'

@@ -1,21 +1,24 @@
 """Training of PeakPatch on stored features: first the embedding correction alone, then all parts together.
 
 Source: Lu, Chen and Chaterji 2026, "PeakPatch". Ours: one learning rate for both parts, and data that tell true denials
-from false ones and ask for right answers of every kind (see ``engine.training.negation_data``).
+from false ones and ask for right answers of every kind (see `engine.training.negation_data`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from engine.encoders.base import EncoderSpec
+from engine.encoders.scenes_model import ScenesModelConfig
 from engine.engine import Engine
-from engine.features import ImageFeatures, TextFeatures
+from engine.features import ImageFeatures, Needs, TextFeatures
 from engine.heads.base import Head
 from engine.heads.inputs import shortened
 from engine.heads.peak_patch import Captions, PeakPatch, PeakPatchConfig
@@ -29,7 +32,7 @@ from engine.training.peak_patch_losses import choice_loss, keep_loss, regression
 
 @dataclass(frozen=True)
 class NegationData(HeadData):
-    """Stored features of N rows: one image and ``TEXTS`` texts each, ``ROLES`` first, then the right answer."""
+    """Stored features of N rows: one image and `TEXTS` texts each, `ROLES` first, then the right answer."""
 
     texts_per_item: int = TEXTS
 
@@ -40,23 +43,23 @@ class NegationData(HeadData):
             )
 
 
-def head_for(family: str, config: PeakPatchConfig) -> PeakPatchConfig:
-    """The configuration with the layers that were measured for a family of encoders, where none were given."""
-    if family != "scenes":
+def head_for(encoder: EncoderSpec, config: PeakPatchConfig) -> PeakPatchConfig:
+    """The configuration with the layers that were measured for this encoder, where they were and none were given."""
+    if (encoder.family, encoder.text_layers) != ("scenes", ScenesModelConfig().text_layers):
         return config
     known = {name: getattr(SCENES_HEAD, name) for name in ("peak", "anchor", "low") if not getattr(config, name)}
     return replace(config, **known)
 
 
 def negation_data(
-    engine: Engine, head: PeakPatch, rows: Sequence[NegationRow], folder: Path, *, told: Told | None = None
+    engine: Engine, needs: Needs, rows: Sequence[NegationRow], folder: Path, *, told: Told | None = None
 ) -> NegationData:
-    """Features of the rows by this engine as the head needs them, computed once into a store below ``folder``.
+    """Features of the rows by this engine, computed once into a store below `folder`.
 
-    The store's name follows from encoder, layers and texts, so that seeds and ablations that read the same share it.
-    ``told`` is called with (what is being encoded, rows done, rows in all). Raises what ``FeatureStore`` raises.
+    The store's name follows from encoder, needs and texts, so that seeds share it, and ablations that are given the
+    needs of the whole head. `told` is called with (what is being encoded, rows done, rows in all). Raises what
+    `FeatureStore` raises.
     """
-    needs = head.needs()
     # Each answer is scored by itself, so their order means nothing: the right one goes first.
     texts = [text for row in rows for text in (*row.texts[: len(ROLES)], *_right_first(row))]
     fingerprint = engine.spec.fingerprint
@@ -81,7 +84,7 @@ def negation_data(
 
 
 def regression_objective(head: Head, images: ImageFeatures, texts: TextFeatures) -> Tensor:
-    """``regression_loss`` of a batch: captions with a true denial should move to where they were without it."""
+    """`regression_loss` of a batch: captions with a true denial should move to where they were without it."""
     assert isinstance(head, PeakPatch) and head.ecn is not None
     size = len(images)
     plain, denied = texts[slice(0, size)], texts[slice(size, 2 * size)]
@@ -98,14 +101,13 @@ class JointObjective:
     The true caption of each image is, at random, the plain one or the one with a true denial; the false one denies what
     is there. Without an embedding correction the choice alone is learned.
 
-    Attributes
-    ----------
-    scale: what scores are multiplied by in the contrastive loss.
-    temperature: what scores are divided by in the choice.
-    penalty: weight of the squared corrections of scores.
-    keep: weight of ``keep_loss``; 0 in the paper, which instead moves the embedding correction very little here.
-    whole_score: whether the score correction takes part in the contrastive loss. The paper leaves it out; then it is
-        trained on questions alone, and spoils retrieval.
+    Attributes:
+        scale: what scores are multiplied by in the contrastive loss.
+        temperature: what scores are divided by in the choice.
+        penalty: weight of the squared corrections of scores.
+        keep: weight of `keep_loss`; 0 in the paper, which instead moves the embedding correction very little here.
+        whole_score: whether the score correction takes part in the contrastive loss. The paper leaves it out; then it
+            is trained on questions alone, and spoils retrieval.
     """
 
     scale: float = 100.0
@@ -115,7 +117,7 @@ class JointObjective:
     whole_score: bool = False
 
     def __call__(self, head: Head, images: ImageFeatures, texts: TextFeatures) -> Tensor:
-        """The loss of a batch in the order of ``NegationData``."""
+        """The loss of a batch in the order of `NegationData`."""
         assert isinstance(head, PeakPatch)
         size, v = len(images), images.embedding.float()
         answers = torch.arange(size) + size * torch.arange(len(ROLES), TEXTS)[:, None]  # (OPTIONS, size)
@@ -144,12 +146,12 @@ SCENES = JointObjective(scale=30.0, keep=10.0, whole_score=True)
 SCENES_HEAD = PeakPatchConfig(peak=2, anchor=5, low=4, dropout=0.2)
 SCENES_TRAINING = HeadTrainConfig(
     output=Path("runs/peakpatch"),
-    steps=900,
+    steps=600,
     batch_size=64,
-    learning_rate=2e-3,
+    learning_rate=1e-3,
     weight_decay=0.1,
     warmup_steps=20,
-    evaluate_every=300,
+    evaluate_every=200,
 )
 PRETRAINING_STEPS = 150
 
@@ -164,24 +166,38 @@ def train_peak_patch(
     evaluate: Evaluate | None = None,
     report: Report | None = None,
 ) -> Path:
-    """Train a new head, or go on with one; the file of the trained head, as ``train_head`` writes it.
+    """Train a new head, or go on with one; the file of the trained head, as `train_head` writes it.
 
-    Arguments
-    ---------
-    head: as ``PeakPatch.build`` made it and with its readout.
-    data: of the encoder the head was built for.
-    config: of the joint training; its loss is not used.
-    pretraining: of the embedding correction alone, before it; None leaves that out. Its folder must be another one.
-    objective: of the joint training.
-    evaluate, report: as for ``train_head``.
+    Args:
+        head: as `PeakPatch.build` made it and with its readout.
+        data: of the encoder the head was built for.
+        config: of the joint training; its loss is not used.
+        pretraining: of the embedding correction alone, before it; None leaves that out. Its folder must be another one.
+        objective: of the joint training.
+        evaluate, report: as for `train_head`.
 
-    Raises ValueError for two trainings in one folder, and what ``train_head`` raises.
+    Raises ValueError for two trainings in one folder, a run that was begun with another objective or other rows, and
+    what `train_head` raises.
     """
     if pretraining is not None and head.ecn is not None:
         if pretraining.output == config.output:
             raise ValueError(f"train peakpatch: pretraining needs a folder of its own, got {config.output} for both")
         train_head(head, data, pretraining, objective=regression_objective, report=report)
+    _check_same(config.output, objective, data)
     return train_head(head, data, config, objective=objective, evaluate=evaluate, report=report)
+
+
+def _check_same(folder: Path, objective: JointObjective, data: NegationData) -> None:
+    """Note what a run in this folder is trained on; raise ValueError when it was begun on something else."""
+    path = folder / "objective.json"
+    wanted = json.dumps({**asdict(objective), "rows": data.texts.manifest.source}, indent=1, sort_keys=True) + "\n"
+    if path.exists() and path.read_text(encoding="utf-8") != wanted:
+        raise ValueError(
+            f"train peakpatch: {folder} was begun with another objective or other rows ({path}); choose another "
+            "output folder or remove it"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(wanted, encoding="utf-8")
 
 
 def _right_first(row: NegationRow) -> tuple[str, ...]:

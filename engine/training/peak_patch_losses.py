@@ -15,7 +15,7 @@ PENALTY = 0.1
 
 
 def regression_loss(delta: Tensor, target: Tensor) -> Tensor:
-    """Mean squared error plus one minus the cosine, of corrections ``(B, D)`` and what they should be.
+    """Mean squared error plus one minus the cosine, of corrections `(B, D)` and what they should be.
 
     The target of a caption with a denial is the embedding of the caption without it minus its own: a true denial of
     something absent changes nothing of the picture.
@@ -25,7 +25,7 @@ def regression_loss(delta: Tensor, target: Tensor) -> Tensor:
 
 
 def keep_loss(corrected: Tensor, plain: Tensor) -> Tensor:
-    """One minus the cosine of corrected captions ``(B, D)`` and the encoder's embeddings of them without a denial.
+    """One minus the cosine of corrected captions `(B, D)` and the encoder's embeddings of them without a denial.
 
     Ours: what denies nothing should stay where it is, and what denies something absent should come back to it.
     """
@@ -37,8 +37,8 @@ def choice_loss(
 ) -> Tensor:
     """Cross-entropy of the right one among each image's captions, plus the mean square of the corrections.
 
-    Arguments: scores ``(B, K)``; ``right`` int64 ``(B,)``, the place of the right caption; ``temperature`` divides the
-    scores, ``penalty`` weighs the second term.
+    Arguments: scores `(B, K)`; `right` int64 `(B,)`, the place of the right caption; `temperature` divides the
+    scores, `penalty` weighs the second term.
     """
     chosen = functional.cross_entropy(found.scores / temperature, right)
     return chosen + penalty * found.correction.square().mean()

@@ -1,4 +1,4 @@
-"""Training of the embedded ``scenes`` model from scratch on rendered scenes.
+"""Training of the embedded `scenes` model from scratch on rendered scenes.
 
 A symmetric contrastive loss over in-batch pairs, as in CLIP (Radford et al. 2021): no hard negatives and no label
 says which attribute belongs to which object. An auxiliary loss on the class token asks only which attributes are
@@ -16,19 +16,23 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from engine.atomic_files import written_whole
+from engine.choices import check_choice
 from engine.encoders.scenes import WordTokenizer, pixels_from_uint8, save_scenes
 from engine.encoders.scenes_model import ScenesModel, ScenesModelConfig
 from engine.scenes.captions import WORDS
 from engine.scenes.render import training_batch
-from engine.training.logs import cut_log
+from engine.training.logs import DAMAGE, cut_log, damaged
 
 Evaluate = Callable[[ScenesModel, WordTokenizer], dict[str, float]]
 Report = Callable[[str], None]
+Precision = Literal["bfloat16", "float32"]
 
 COUNTS = 4
 # Punctuation is no word: the tokenizer drops it.
@@ -37,53 +41,52 @@ VOCABULARY = tuple(word for word in WORDS if word.isalnum())
 
 @dataclass(frozen=True)
 class ScenesTrainConfig:
-    """Settings of one run.
-
-    Attributes
-    ----------
-    output: folder of checkpoint, log and weights.
-    seed: of the initial weights and of every batch.
-    steps, batch_size: length of the run; samples seen = steps * batch_size.
-    learning_rate, weight_decay: of AdamW, which trains embeddings, stem, projections, norms and biases.
-    block_learning_rate: of Muon, which trains the matrices of the transformer blocks. With AdamW alone shapes were
-        learned several times more slowly.
-    warmup_steps, clip_norm: linear warm-up, then cosine to zero, for both; gradients are clipped by their norm.
-    presence_weight: of the auxiliary loss at the start; it falls linearly to 0 at ``presence_until`` of the run.
-        The loss is a sum over attributes: as a mean it is drowned by the contrastive gradient.
-    count_weight: of the count loss within the auxiliary loss.
-    one_group_until, two_groups_until: shares of the run in which scenes hold at most one, then two groups.
-    max_scale: bound of the learned logit scale.
-    checkpoint_every, evaluate_every: steps between checkpoints and between evaluations.
-    precision: ``"bfloat16"`` computes in bfloat16 with float32 master weights, ``"float32"`` in float32.
-    threads: CPU threads; 0 keeps torch's own number.
-    """
+    """Settings of one run."""
 
     output: Path = Path("runs/scenes")
+    """Folder of checkpoint, log and weights."""
     seed: int = 0
+    """Of the initial weights and of every batch."""
     steps: int = 2400
+    """Length of the run; samples seen are steps times batch size."""
     batch_size: int = 128
+    """Pairs of picture and caption in one step."""
     learning_rate: float = 1.2e-3
+    """Of AdamW, which trains embeddings, stem, projections, norms and biases."""
     block_learning_rate: float = 0.02
+    """Of Muon, which trains the matrices of the transformer blocks. With AdamW alone shapes were learned several
+    times more slowly."""
     warmup_steps: int = 200
+    """Steps of linear warm-up, after which both learning rates fall to zero along a cosine."""
     weight_decay: float = 0.05
+    """Of AdamW."""
     clip_norm: float = 1.0
+    """Bound of the norm of the gradients."""
     presence_weight: float = 1.0
+    """Weight of the auxiliary loss at the start; it falls linearly to 0. The loss is a sum over attributes: as a mean
+    it is drowned by the contrastive gradient."""
     count_weight: float = 1.0
+    """Weight of the count loss within the auxiliary loss."""
     presence_until: float = 0.75
+    """Share of the run after which the auxiliary loss is gone."""
     one_group_until: float = 0.15
+    """Share of the run in which scenes hold one group of objects."""
     two_groups_until: float = 0.3
+    """Share of the run in which scenes hold at most two groups of objects."""
     max_scale: float = 100.0
+    """Bound of the learned logit scale."""
     checkpoint_every: int = 100
+    """Steps between checkpoints."""
     evaluate_every: int = 400
-    precision: str = "bfloat16"
+    """Steps between evaluations."""
+    precision: Precision = "bfloat16"
+    """bfloat16 (computes in bfloat16 with float32 master weights) or float32."""
     threads: int = 0
+    """CPU threads; 0 keeps torch's own number."""
     model: ScenesModelConfig = field(default_factory=ScenesModelConfig)
 
     def __post_init__(self) -> None:
-        if self.precision not in ("bfloat16", "float32"):
-            raise ValueError(
-                f"ScenesTrainConfig: precision must be 'bfloat16' or 'float32', got {self.precision!r}"
-            )
+        check_choice("ScenesTrainConfig", "precision", self.precision, get_args(Precision))
         if self.steps < 1 or self.batch_size < 2:
             raise ValueError(
                 "ScenesTrainConfig: steps must be at least 1 and batch_size at least 2, got "
@@ -174,11 +177,12 @@ class Run:
         return 0.5 * (1 + math.cos(math.pi * done))
 
     def max_groups(self) -> int:
+        """Groups of objects that a scene may have at this step: one, then two, then three."""
         share = self.step / self.config.steps
         return 1 if share < self.config.one_group_until else 2 if share < self.config.two_groups_until else 3
 
     def advance(self, batch: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]) -> dict[str, float]:
-        """One optimiser step; the losses of the batch."""
+        """One optimiser step; the losses of the batch. Raises FloatingPointError for a gradient that is not finite."""
         config = self.config
         contrastive, auxiliary, accuracy = self.worker(*batch)
         share = self.step / config.steps
@@ -217,22 +221,32 @@ class Run:
             "seconds": self.seconds,
             "settings": _settings(self.config),
         }
-        unfinished = path.with_suffix(".part")
-        torch.save(state, unfinished)
-        unfinished.replace(path)
+        with written_whole(path) as unfinished:
+            torch.save(state, unfinished)
 
     def resume(self, path: Path) -> None:
-        """Go on from a checkpoint of the same settings."""
-        state = torch.load(path, weights_only=True)
-        if state["settings"] != _settings(self.config):
+        """Go on from a checkpoint of the same settings.
+
+        Raises:
+            ValueError: naming the file, for other settings and for a file that is damaged.
+        """
+        try:
+            state = torch.load(path, weights_only=True)
+            settings = state["settings"]
+        except DAMAGE as error:
+            raise damaged("scenes", path, error) from error
+        if settings != _settings(self.config):
             raise ValueError(
                 f"train scenes: {path} was written with other settings; choose another output folder or remove it"
             )
-        self.master.load_state_dict(state["weights"])
-        self.worker.load_state_dict(state["weights"])
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        self.step, self.seconds = state["step"], state["seconds"]
+        try:
+            self.master.load_state_dict(state["weights"])
+            self.worker.load_state_dict(state["weights"])
+            for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+                optimizer.load_state_dict(saved)
+            self.step, self.seconds = int(state["step"]), float(state["seconds"])
+        except DAMAGE as error:
+            raise damaged("scenes", path, error) from error
 
 
 def train(
@@ -240,13 +254,14 @@ def train(
 ) -> Path:
     """Train, or go on with, one seed; the folder of the finished weights.
 
-    Writes ``checkpoint.pt``, ``log.jsonl`` (one line for each 20 steps and each evaluation), and at the end
-    ``model.safetensors`` and ``model.json``, which ``engine.load("scenes:<folder>")`` reads.
+    Writes `checkpoint.pt`, `log.jsonl` (one line for each 20 steps and each evaluation), and at the end
+    `model.safetensors` and `model.json`, which `engine.load("scenes:<folder>")` reads.
 
-    ``evaluate`` gets the model in float32 and returns named figures; ``report`` gets one line of progress.
+    `evaluate` gets the model in float32 and returns named figures; `report` gets one line of progress.
 
-    Raises ValueError for a checkpoint of other settings or a vocabulary too small, FloatingPointError for a gradient
-    that is not finite.
+    Raises:
+        ValueError: a checkpoint that is damaged or of other settings and for a vocabulary too small.
+        FloatingPointError: a gradient that is not finite.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(config.threads or threads)
@@ -269,7 +284,7 @@ def _train(config: ScenesTrainConfig, evaluate: Evaluate | None, report: Report 
     if checkpoint.exists():
         run.resume(checkpoint)
     log_path = config.output / "log.jsonl"
-    cut_log(log_path, run.step)
+    cut_log("scenes", log_path, run.step)
     started = time.monotonic() - run.seconds
     with log_path.open("a") as log:
         while run.step < config.steps:

@@ -1,0 +1,48 @@
+"""Options of which a few values are valid: the values as types, and the checks that name them in their messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+GridName = Literal["none", "scenes", "multi_scale", "dense"]
+CropMode = Literal["rescaled", "native"]
+RegionMode = Literal["rescaled", "native", "windows"]
+FillName = Literal["border", "mean"]
+Fill: TypeAlias = "FillName | tuple[int, int, int]"
+Backend = Literal["auto", "cpp", "triton", "reference"]
+# What a reader of a benchmark does where a picture is not there.
+OnMissing = Literal["error", "skip"]
+# A softmax over the texts of an image, or the sigmoid of each pair.
+Probability = Literal["softmax", "sigmoid"]
+
+
+def check_choice(who: str, option: str, value: object, known: Sequence[str]) -> None:
+    """Raise ValueError, listing the known values, unless `value` is one of them.
+
+    >>> check_choice("sgi", "crops", "big", ("rescaled", "native"))
+    Traceback (most recent call last):
+        ...
+    ValueError: sgi: crops must be one of 'rescaled', 'native', got 'big'
+    """
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"{who}: {option} must be one of {', '.join(map(repr, known))}, got {value!r}")
+
+
+def check_flag(who: str, option: str, value: object) -> None:
+    """Raise TypeError unless `value` is True or False: the word "no" would count as yes."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{who}: {option} must be True or False, got {value!r}")
+
+
+def check_fill(who: str, value: object, names: Sequence[str]) -> None:
+    """Raise ValueError unless `value` is one of the names or an RGB tuple of integers 0..255."""
+    if isinstance(value, str):
+        check_choice(who, "fill", value, names)
+        return
+    parts = value if isinstance(value, tuple) else ()
+    whole = all(isinstance(part, int) and not isinstance(part, bool) and 0 <= part <= 255 for part in parts)
+    if len(parts) != 3 or not whole:
+        raise ValueError(
+            f"{who}: fill must be three numbers 0..255 or a name ({', '.join(map(repr, names))}), got {value!r}"
+        )
