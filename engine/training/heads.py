@@ -135,7 +135,7 @@ class HeadRun:
     def __init__(self, head: Trainable, config: HeadTrainConfig, objective: Objective | None = None) -> None:
         self.head = head
         self.config = config
-        self.objective = objective or config.objective
+        self.objective: Objective = objective or config.objective
         weights = [weight for weight in head.parameters() if weight.requires_grad]
         self.optimizer = torch.optim.AdamW(
             [
