@@ -1,19 +1,16 @@
-"""Cosine to class centroids against torch, side by side: `pytest bench/bench_centroid.py`.
-
-Siblings of one group are ours and its baseline; the table gives their ratio. Each result is checked against float64
-before anything is timed.
-"""
+"""Cosine to class centroids against torch, in turn: `pytest bench/bench_centroid.py` prints the table of ratios."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor
 from torch.nn import functional as F
 
+from bench.paired import Paired, name_of
 from engine.ops.centroid import centroid
 
 # images, tokens of each from and to, D: a question with two sides of six images, a probe over a collection.
@@ -46,32 +43,37 @@ def inputs(shape: str) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
     return torch.randn(16, dim, generator=make), tokens, cu_seqlens, classes, CLASSES[shape]
 
 
+def close_to(wanted: Any, rtol: float, atol: float) -> Callable[[Any], None]:
+    """A check of a result against float64, of a tensor or several."""
+
+    def check(got: Any) -> None:
+        pairs = [(got, wanted)] if isinstance(got, Tensor) else zip(got, wanted, strict=True)
+        for actual, expected in pairs:
+            torch.testing.assert_close(actual.double(), expected, rtol=rtol, atol=atol)
+
+    return check
+
+
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("implementation", [ours, torch_sums])
-def bench_centroid(
-    benchmark: BenchmarkFixture, shape: str, dtype: torch.dtype, implementation: Callable[..., Tensor]
-) -> None:
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def bench_centroid(paired: Paired, shape: str, dtype: torch.dtype) -> None:
     """The forward pass."""
     queries, tokens, *rest = inputs(shape)
-    queries, tokens = queries.to(dtype), tokens.to(dtype)
-    wanted = torch_sums(queries.double(), tokens.double(), *rest)
-    torch.testing.assert_close(implementation(queries, tokens, *rest).double(), wanted, rtol=1e-4, atol=1e-5)
-    benchmark.group = f"{shape}, {str(dtype).removeprefix('torch.')}"
-    benchmark.pedantic(implementation, (queries, tokens, *rest), rounds=7, warmup_rounds=1)
+    narrow = queries.to(dtype), tokens.to(dtype), *rest
+    check = close_to(torch_sums(narrow[0].double(), narrow[1].double(), *rest), rtol=1e-4, atol=1e-5)
+    baselines = {"torch": lambda: torch_sums(*narrow)}
+    paired("centroid", shape, lambda: ours(*narrow), baselines, expected=check, dtype=dtype)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("implementation", [ours, torch_sums])
-def bench_centroid_training(benchmark: BenchmarkFixture, shape: str, implementation: Callable[..., Tensor]) -> None:
+def bench_centroid_training(paired: Paired, shape: str) -> None:
     """Forward and backward to queries and tokens."""
     queries, tokens, *rest = inputs(shape)
 
-    def step(queries: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
+    def step(implementation: Callable[..., Tensor], queries: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
         leaves = queries.detach().requires_grad_(), tokens.detach().requires_grad_()
         return torch.autograd.grad((implementation(*leaves, *rest) / 0.07).logsumexp(1).sum(), leaves)
 
-    for actual, expected in zip(step(queries, tokens), step(queries.double(), tokens.double()), strict=True):
-        torch.testing.assert_close(actual.double(), expected, rtol=1e-3, atol=1e-6)
-    benchmark.group = f"{shape}, forward and backward"
-    benchmark.pedantic(step, (queries, tokens), rounds=7, warmup_rounds=1)
+    check = close_to(step(torch_sums, queries.double(), tokens.double()), rtol=1e-3, atol=1e-6)
+    baselines = {"torch": lambda: step(torch_sums, queries, tokens)}
+    paired("centroid, backward", shape, lambda: step(ours, queries, tokens), baselines, expected=check)

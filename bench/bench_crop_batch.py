@@ -1,20 +1,16 @@
-"""crop_batch against the Pillow loop, side by side: `pytest bench/bench_crop_batch.py` prints both with their ratio.
-
-Each case checks both results against the reference before anything is timed.
-"""
+"""crop_batch against the Pillow loop, in turn: `pytest bench/bench_crop_batch.py` prints the table of ratios."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor
 
+from bench.paired import Paired, name_of
 from engine.ops.crop_batch import crop_batch
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -71,12 +67,9 @@ def pillow_loop(image: Tensor, boxes: Tensor, case: Case, dtype: torch.dtype) ->
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("implementation", [ours, pillow_loop])
-def bench_crop_batch(
-    benchmark: BenchmarkFixture, name: str, dtype: torch.dtype, implementation: Callable[..., Tensor]
-) -> None:
-    """Siblings of one group are ours and its baseline."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=name_of)
+def bench_crop_batch(paired: Paired, name: str, dtype: torch.dtype) -> None:
+    """The first crops are checked against the reference."""
     case = CASES[name]
     image, boxes = case.inputs()
     wanted = crop_batch(
@@ -84,8 +77,10 @@ def bench_crop_batch(
     )
     # In levels of a byte: the promise, and what rounding to the dtype adds.
     allowed = 2 + (0 if dtype == torch.float32 else 3)
-    got = implementation(image, boxes, case, dtype)[:3].float()
-    levels = (got - wanted).abs() * torch.tensor(STD)[:, None, None] * 255
-    assert levels.max() <= allowed and levels.mean() <= allowed / 6
-    benchmark.group = f"{name}, {str(dtype).removeprefix('torch.')}"
-    benchmark.pedantic(implementation, (image, boxes, case, dtype), rounds=7, warmup_rounds=1)
+
+    def check(got: Tensor) -> None:
+        levels = (got[:3].float() - wanted).abs() * torch.tensor(STD)[:, None, None] * 255
+        assert levels.max() <= allowed and levels.mean() <= allowed / 6
+
+    baselines = {"Pillow": lambda: pillow_loop(image, boxes, case, dtype)}
+    paired("crop_batch", name, lambda: ours(image, boxes, case, dtype), baselines, expected=check, dtype=dtype)

@@ -1,20 +1,16 @@
-"""PeakPatch's features and corrections against torch, side by side: `pytest bench/bench_peak_patch.py`.
-
-Siblings of one group are ours and its baselines; the table gives their ratios. Each result is checked against float64
-before anything is timed.
-"""
+"""PeakPatch's features and corrections against torch, in turn: `pytest bench/bench_peak_patch.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
-from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bench.paired import Paired
 from engine.ops.peak_patch import AttentionPool, TokenNorm, folded_keys, peak_patch_features, projected
 from engine.ops.peak_patch_correct import peak_patch_correct, peak_patch_pairs
 
@@ -78,25 +74,33 @@ def torch_folded(c: Captions) -> Tensor:
     return gathered(c, peak, anchor, projected(pool, pooled, attention.sum(-1)))
 
 
+def close_to(wanted: tuple[Tensor, ...], rtol: float, atol: float) -> Callable[[Any], None]:
+    """A check of a tuple of results against float64."""
+
+    def check(got: tuple[Tensor, ...]) -> None:
+        for actual, expected in zip(got, wanted, strict=True):
+            torch.testing.assert_close(actual.double(), expected, rtol=rtol, atol=atol)
+
+    return check
+
+
 @pytest.mark.parametrize("n", BATCHES)
-@pytest.mark.parametrize("implementation", [ours, torch_modules, torch_folded])
-def bench_features(benchmark: BenchmarkFixture, n: int, implementation: Callable[[Captions], Tensor]) -> None:
+def bench_features(paired: Paired, n: int) -> None:
     """From hidden states to features, forward."""
     case = captions(n)
     with torch.inference_mode():
-        wanted = torch_modules(case.to(torch.float64))
-        torch.testing.assert_close(implementation(case.to(torch.float32)).double(), wanted, rtol=1e-4, atol=1e-4)
-        benchmark.group = f"features of {n} captions"
-        benchmark.pedantic(implementation, (case.to(torch.float32),), rounds=7, warmup_rounds=1)
+        check = close_to((torch_modules(case.to(torch.float64)),), rtol=1e-4, atol=1e-4)
+        narrow = case.to(torch.float32)
+        baselines = {"torch": lambda: (torch_modules(narrow),), "torch, folded": lambda: (torch_folded(narrow),)}
+        paired("peak_patch_features", f"{n} captions", lambda: (ours(narrow),), baselines, expected=check)
 
 
-@pytest.mark.parametrize("implementation", [ours, torch_modules, torch_folded])
-def bench_features_training(benchmark: BenchmarkFixture, implementation: Callable[[Captions], Tensor]) -> None:
+def bench_features_training(paired: Paired) -> None:
     """Forward and backward to the pool's parameters, tokens frozen as in training the correction."""
     n = BATCHES[-1]
     weight = torch.randn(n, 4 * WIDTH, generator=torch.Generator().manual_seed(8))
 
-    def step(c: Captions) -> tuple[Tensor, ...]:
+    def step(implementation: Callable[[Captions], Tensor], c: Captions) -> tuple[Tensor, ...]:
         query = c.query.clone().requires_grad_()
         leaves = (query, *c.attention.parameters())
         loss = (implementation(c._replace(query=query)) * weight.to(c.peak.dtype)).sum()
@@ -107,10 +111,10 @@ def bench_features_training(benchmark: BenchmarkFixture, implementation: Callabl
         case.norm.requires_grad_(False)
         return case
 
-    for actual, expected in zip(step(frozen(torch.float32)), step(frozen(torch.float64)), strict=True):
-        torch.testing.assert_close(actual.double(), expected, rtol=1e-3, atol=2e-3)
-    benchmark.group = f"features of {n} captions, forward and backward"
-    benchmark.pedantic(step, (frozen(torch.float32),), rounds=7, warmup_rounds=1)
+    check = close_to(step(torch_modules, frozen(torch.float64)), rtol=1e-3, atol=2e-3)
+    case = frozen(torch.float32)
+    baselines = {"torch": lambda: step(torch_modules, case), "torch, folded": lambda: step(torch_folded, case)}
+    paired("peak_patch, backward", f"{n} captions", lambda: step(ours, case), baselines, expected=check)
 
 
 def ours_corrected(f: Tensor, delta: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
@@ -124,17 +128,12 @@ def torch_corrected(f: Tensor, delta: Tensor, image: Tensor) -> tuple[Tensor, Te
     return torch.stack([(v * early).sum(-1), (v * text).sum(-1)], -1), v * text
 
 
-@pytest.mark.parametrize("implementation", [ours_corrected, torch_corrected])
-def bench_corrections(
-    benchmark: BenchmarkFixture, implementation: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-) -> None:
+def bench_corrections(paired: Paired) -> None:
     """Correct the answers of 1024 questions and pair them with their images."""
     make = torch.Generator().manual_seed(7)
     f, delta = (torch.randn(1024, ANSWERS, WIDTH, generator=make) for _ in range(2))
     image = torch.randn(1024, WIDTH, generator=make)
     with torch.inference_mode():
-        wanted = torch_corrected(f.double(), delta.double(), image.double())
-        for actual, expected in zip(implementation(f, delta, image), wanted, strict=True):
-            torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
-        benchmark.group = "corrections of 1024 questions"
-        benchmark.pedantic(implementation, (f, delta, image), rounds=7, warmup_rounds=1)
+        check = close_to(torch_corrected(f.double(), delta.double(), image.double()), rtol=1e-5, atol=1e-5)
+        baselines = {"torch": lambda: torch_corrected(f, delta, image)}
+        paired("peak_patch_pairs", "1024 questions", lambda: ours_corrected(f, delta, image), baselines, expected=check)

@@ -1,30 +1,21 @@
-"""Window attention against torch's attention with a mask, side by side: `pytest bench/bench_window_attention.py`.
+"""Window attention against torch's attention with a mask, in turn: `pytest bench/bench_window_attention.py`.
 
-Siblings of one group are ours and its baseline; the table gives their ratio, and `python -m
-bench.bench_window_attention` prints the ratios alone, both called in turn. Each result is checked against float64
-before anything is timed; no ratio is asserted, since whatever else a machine does bends it. Windows are the ones of a
-sliding grid, as structure-guided inference uses them; the baseline gets the best that the mask allows: heads first,
-dense tensors, the mask ready made.
+Windows are the ones of a sliding grid, as structure-guided inference uses them; the baseline gets the best that the
+mask allows: heads first, dense tensors, the mask ready made.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 import torch
-from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from bench.paired import Paired
 from engine.ops.window_attention import window_attention
-
-ROUNDS = 7
-ROUND_S = 0.03
 
 
 @dataclass(frozen=True)
@@ -104,58 +95,11 @@ def pair(shape: Shape) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
     return ours, baseline
 
 
-def seconds(call: Callable[[], Tensor], calls: int) -> float:
-    """Seconds a call: of this process's own time on one thread, which other processes do not lengthen, else of the
-    clock."""
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    start = clock()
-    for _ in range(calls):
-        call()
-    return (clock() - start) / calls
-
-
-def compare(shape: Shape, rounds: int = ROUNDS) -> tuple[float, float]:
-    """Median seconds of ours and of the baseline, called in turn."""
-    torch.manual_seed(0)
-    with torch.inference_mode():
-        ours, baseline = pair(shape)
-        calls = max(1, int(ROUND_S / seconds(baseline, 2)))
-        times = [(seconds(ours, calls), seconds(baseline, calls)) for _ in range(rounds)]
-    mine, theirs = zip(*times, strict=True)
-    return statistics.median(mine), statistics.median(theirs)
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("implementation", ["ours", "masked_attention"])
-def bench_window_attention(benchmark: BenchmarkFixture, shape: Shape, implementation: str) -> None:
-    """The forward pass."""
+def bench_window_attention(paired: Paired, shape: Shape) -> None:
+    """The forward pass; `pair` has checked both."""
     torch.manual_seed(0)
     with torch.inference_mode():
         ours, baseline = pair(shape)
-        benchmark.group = str(shape)
-        benchmark.pedantic(ours if implementation == "ours" else baseline, rounds=ROUNDS, warmup_rounds=2)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    print(f"threads {options.threads}; medians of {options.rounds}; ms of window_attention, of masked attention, ratio")
-    for shape in SHAPES:
-        ours, baseline = compare(shape, options.rounds)
-        print(f"{shape!s:56s}  {1e3 * ours:8.3f}  {1e3 * baseline:8.3f}  {baseline / ours:5.2f}")
-
-
-if __name__ == "__main__":
-    main()
+        case = " ".join(str(shape).split())
+        paired("window_attention", case, ours, {"torch": baseline}, expected=lambda got: None, dtype=shape.dtype)

@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-#include "bindings.hpp"
+#include "bindings_max_sim.hpp"
 #include "max_sim.hpp"
 #include "max_sim_kernels.hpp"
 
@@ -18,79 +18,89 @@ using namespace peaksim::arrays;
 
 namespace {
 
-peaksim::Tokens tokens_of(const Array& array, const char* name, DType dtype, const MaybeArray& mask,
-                          const MaybeArray& weights) {
-    const int64_t size = peaksim::size_of(dtype);
-    const bool type = array.dtype().kind() == kind_of(dtype) && array.itemsize() == size;
-    if (!type || array.ndim() != 3) refuse(name, "a 3-dimensional array of the dtype");
-    // An empty array's strides say nothing.
-    const bool last = array.size() == 0 || array.shape(2) == 1 || array.strides(2) == size;
-    if (!last || array.strides(0) % size != 0 || array.strides(1) % size != 0) refuse(name, "dense in its last axis");
-    const int64_t n = array.shape(0), length = array.shape(1);
-    return {array.data(), n, length, array.strides(0) / size, array.strides(1) / size,
-            dense<uint8_t>(mask, name, 'b', {n, length}, false), dense<float>(weights, name, 'f', {n, length}, false)};
+// A gradient of the tokens: (n, length, dim), or packed (total, dim).
+float* gradient(const Array& array, const char* name, const peaksim::Tokens& own, int64_t dim) {
+    if (own.offsets) return result<float>(array, name, {own.total, dim});
+    return result<float>(array, name, {own.n, own.length, dim});
 }
 
-peaksim::MaxSimInputs inputs_of(const Array& q, const Array& d, const std::string& dtype_name, const MaybeArray& q_mask,
-                                const MaybeArray& d_mask, const MaybeArray& q_weights, const MaybeArray& d_weights,
-                                float temperature, bool pairs) {
-    const DType dtype = dtype_of(dtype_name);
-    const peaksim::Tokens left = tokens_of(q, "q", dtype, q_mask, q_weights);
-    const peaksim::Tokens right = tokens_of(d, "d", dtype, d_mask, d_weights);
-    if (q.shape(2) != d.shape(2)) refuse("d", "of q's last dimension");
-    if (pairs && left.n != right.n) refuse("d", "as many as q in pairs");
-    return {dtype, q.shape(2), left, right, pairs, temperature};
-}
-
-void max_sim(const Array& q, const Array& d, const std::string& dtype, const MaybeArray& q_mask, const MaybeArray& d_mask,
+void max_sim(const Array& q, const Array& d, const std::string& dtype, const MaybeArray& q_offsets,
+             const MaybeArray& d_offsets, const MaybeArray& q_mask, const MaybeArray& d_mask,
              const MaybeArray& q_weights, const MaybeArray& d_weights, float temperature, bool pairs,
              const Array& scores, const MaybeArray& reverse_scores, const MaybeArray& argmax, const MaybeArray& values,
              const MaybeArray& reverse_argmax, const MaybeArray& reverse_values, const std::string& isa, int threads) {
     const peaksim::MaxSimInputs in =
-        inputs_of(q, d, dtype, q_mask, d_mask, q_weights, d_weights, temperature, pairs);
+        inputs_of(q, d, dtype, q_offsets, d_offsets, q_mask, d_mask, q_weights, d_weights, temperature, pairs);
     const int64_t columns = pairs ? 1 : in.d.n;
     const peaksim::MaxSimOutputs out = {
         result<float>(scores, "scores", {in.q.n, columns}),
         result<float>(reverse_scores, "reverse_scores", {in.q.n, columns}),
-        result<int32_t>(argmax, "argmax", {in.q.n, columns, in.q.length}),
-        result<float>(values, "values", {in.q.n, columns, in.q.length}),
-        result<int32_t>(reverse_argmax, "reverse_argmax", {in.q.n, columns, in.d.length}),
-        result<float>(reverse_values, "reverse_values", {in.q.n, columns, in.d.length}),
+        per_token<int32_t>(argmax, "argmax", in, in.q, in.d.n, true),
+        per_token<float>(values, "values", in, in.q, in.d.n, true),
+        per_token<int32_t>(reverse_argmax, "reverse_argmax", in, in.d, in.q.n, true),
+        per_token<float>(reverse_values, "reverse_values", in, in.d, in.q.n, true),
     };
     py::gil_scoped_release release;
     peaksim::max_sim(in, out, isa.c_str(), threads);
 }
 
 // Gradients of scores and values and the winners of one direction; None where there are none.
-peaksim::MaxSimIncoming incoming_of(const peaksim::MaxSimInputs& in, int64_t length, const MaybeArray& scores,
-                                    const MaybeArray& values, const MaybeArray& argmax) {
-    const int64_t columns = in.pairs ? 1 : in.d.n;
-    if (scores && !argmax) refuse("argmax", "given with the gradient of its scores");
+peaksim::MaxSimIncoming incoming_of(const peaksim::MaxSimInputs& in, const peaksim::Tokens& own, int64_t others,
+                                    const MaybeArray& scores, const MaybeArray& values, const MaybeArray& argmax) {
+    const int64_t columns = in.pairs ? 1 : in.d.n, size = argmax ? argmax->itemsize() : 4;
+    const void* winners = nullptr;
+    if (size == 1) winners = per_token<int8_t>(argmax, "argmax", in, own, others, false);
+    if (size == 2) winners = per_token<int16_t>(argmax, "argmax", in, own, others, false);
+    if (size == 4) winners = per_token<int32_t>(argmax, "argmax", in, own, others, false);
+    if (argmax && !winners) refuse("argmax", "int8, int16 or int32");
     return {dense<float>(scores, "gradient of scores", 'f', {in.q.n, columns}, false),
-            dense<float>(values, "gradient of values", 'f', {in.q.n, columns, length}, false),
-            dense<int32_t>(argmax, "argmax", 'i', {in.q.n, columns, length}, false)};
+            per_token<float>(values, "gradient of values", in, own, others, false), winners, size};
 }
 
-void max_sim_backward(const Array& q, const Array& d, const std::string& dtype, const MaybeArray& q_weights,
-                      const MaybeArray& d_weights, bool pairs, const MaybeArray& scores, const MaybeArray& values,
-                      const MaybeArray& argmax, const MaybeArray& reverse_scores, const MaybeArray& reverse_values,
-                      const MaybeArray& reverse_argmax, const Array& grad_q, const Array& grad_d, const std::string& isa,
-                      int threads) {
-    const peaksim::MaxSimInputs in =
-        inputs_of(q, d, dtype, std::nullopt, std::nullopt, q_weights, d_weights, 0.0f, pairs);
-    const peaksim::MaxSimIncoming forward = incoming_of(in, in.q.length, scores, values, argmax);
+void max_sim_backward(const Array& q, const Array& d, const std::string& dtype, const MaybeArray& q_offsets,
+                      const MaybeArray& d_offsets, const MaybeArray& q_weights, const MaybeArray& d_weights, bool pairs,
+                      const MaybeArray& scores, const MaybeArray& values, const MaybeArray& argmax,
+                      const MaybeArray& reverse_scores, const MaybeArray& reverse_values,
+                      const MaybeArray& reverse_argmax, const Array& grad_q, const Array& grad_d,
+                      const std::string& isa, int threads) {
+    const peaksim::MaxSimInputs in = inputs_of(q, d, dtype, q_offsets, d_offsets, std::nullopt, std::nullopt, q_weights,
+                                               d_weights, 0.0f, pairs);
+    const peaksim::MaxSimIncoming forward = incoming_of(in, in.q, in.d.n, scores, values, argmax);
     const peaksim::MaxSimIncoming reverse =
-        incoming_of(in, in.d.length, reverse_scores, reverse_values, reverse_argmax);
-    float* to_q = result<float>(grad_q, "grad_q", {in.q.n, in.q.length, in.dim});
-    float* to_d = result<float>(grad_d, "grad_d", {in.d.n, in.d.length, in.dim});
+        incoming_of(in, in.d, in.q.n, reverse_scores, reverse_values, reverse_argmax);
+    if ((scores && !argmax) || (reverse_scores && !reverse_argmax)) {
+        refuse("argmax", "given with the gradient of its scores");
+    }
+    float* to_q = gradient(grad_q, "grad_q", in.q, in.dim);
+    float* to_d = gradient(grad_d, "grad_d", in.d, in.dim);
     py::gil_scoped_release release;
     peaksim::max_sim_backward(in, forward, reverse, to_q, to_d, isa.c_str(), threads);
+}
+
+void max_sim_soft_backward(const Array& q, const Array& d, const std::string& dtype, const MaybeArray& q_offsets,
+                           const MaybeArray& d_offsets, const MaybeArray& q_mask, const MaybeArray& d_mask,
+                           const MaybeArray& q_weights, const MaybeArray& d_weights, float temperature, bool pairs,
+                           const MaybeArray& scores, const MaybeArray& values, const MaybeArray& reverse_scores,
+                           const MaybeArray& reverse_values, const Array& grad_q, const Array& grad_d,
+                           const std::string& isa, int threads) {
+    const peaksim::MaxSimInputs in =
+        inputs_of(q, d, dtype, q_offsets, d_offsets, q_mask, d_mask, q_weights, d_weights, temperature, pairs);
+    if (!(temperature > 0.0f)) refuse("temperature", "positive");
+    const peaksim::MaxSimIncoming forward = incoming_of(in, in.q, in.d.n, scores, values, std::nullopt);
+    const peaksim::MaxSimIncoming reverse =
+        incoming_of(in, in.d, in.q.n, reverse_scores, reverse_values, std::nullopt);
+    float* to_q = gradient(grad_q, "grad_q", in.q, in.dim);
+    float* to_d = gradient(grad_d, "grad_d", in.d, in.dim);
+    py::gil_scoped_release release;
+    peaksim::max_sim_soft_backward(in, forward, reverse, to_q, to_d, isa.c_str(), threads);
 }
 
 }  // namespace
 
 void bind_centroid(py::module_& m);
 void bind_crop_batch(py::module_& m);
+void bind_max_sim_int8(py::module_& m);
+void bind_max_sim_topk(py::module_& m);
 void bind_peak_patch(py::module_& m);
 void bind_window_attention(py::module_& m);
 
@@ -99,6 +109,7 @@ PYBIND11_MODULE(_C, m) {
     m.def("cpu_features", [] { return py::str(peaksim::max_sim_isas()).attr("split")(); },
           "Names of the instruction sets that kernels can use here, best first.");
     m.def("max_sim", &max_sim, py::arg("q").noconvert(), py::arg("d").noconvert(), py::arg("dtype"),
+          py::arg("q_offsets").noconvert().none(true), py::arg("d_offsets").noconvert().none(true),
           py::arg("q_mask").noconvert().none(true), py::arg("d_mask").noconvert().none(true),
           py::arg("q_weights").noconvert().none(true), py::arg("d_weights").noconvert().none(true),
           py::arg("temperature"), py::arg("pairs"), py::arg("scores").noconvert(),
@@ -107,14 +118,26 @@ PYBIND11_MODULE(_C, m) {
           py::arg("reverse_values").noconvert().none(true), py::arg("isa"), py::arg("threads"),
           "Forward of max-sim; temperature 0 is the hard maximum.");
     m.def("max_sim_backward", &max_sim_backward, py::arg("q").noconvert(), py::arg("d").noconvert(), py::arg("dtype"),
+          py::arg("q_offsets").noconvert().none(true), py::arg("d_offsets").noconvert().none(true),
           py::arg("q_weights").noconvert().none(true), py::arg("d_weights").noconvert().none(true), py::arg("pairs"),
           py::arg("scores").noconvert().none(true), py::arg("values").noconvert().none(true),
           py::arg("argmax").noconvert().none(true), py::arg("reverse_scores").noconvert().none(true),
           py::arg("reverse_values").noconvert().none(true), py::arg("reverse_argmax").noconvert().none(true),
           py::arg("grad_q").noconvert(), py::arg("grad_d").noconvert(), py::arg("isa"), py::arg("threads"),
           "Backward of the hard form of max-sim.");
+    m.def("max_sim_soft_backward", &max_sim_soft_backward, py::arg("q").noconvert(), py::arg("d").noconvert(),
+          py::arg("dtype"), py::arg("q_offsets").noconvert().none(true), py::arg("d_offsets").noconvert().none(true),
+          py::arg("q_mask").noconvert().none(true), py::arg("d_mask").noconvert().none(true),
+          py::arg("q_weights").noconvert().none(true), py::arg("d_weights").noconvert().none(true),
+          py::arg("temperature"), py::arg("pairs"), py::arg("scores").noconvert().none(true),
+          py::arg("values").noconvert().none(true), py::arg("reverse_scores").noconvert().none(true),
+          py::arg("reverse_values").noconvert().none(true), py::arg("grad_q").noconvert(),
+          py::arg("grad_d").noconvert(), py::arg("isa"), py::arg("threads"),
+          "Backward of the soft form of max-sim.");
     bind_centroid(m);
     bind_crop_batch(m);
+    bind_max_sim_int8(m);
+    bind_max_sim_topk(m);
     bind_peak_patch(m);
     bind_window_attention(m);
 }

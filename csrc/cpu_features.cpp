@@ -9,6 +9,10 @@
 #else
 #include <cpuid.h>
 #endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace peaksim {
 namespace {
@@ -42,15 +46,31 @@ uint64_t saved_states() {
 
 bool bit(uint32_t word, int n) { return (word >> n) & 1u; }
 
+// Tile registers are 8 KiB of state a thread: Linux saves them for those processes alone that have asked.
+bool may_use_tiles() {
+#if defined(__linux__) && defined(SYS_arch_prctl)
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+    return false;
+#endif
+}
+
 CpuFeatures detect() {
     const Registers one = cpuid(1, 0), seven = cpuid(7, 0), seven_one = cpuid(7, 1);
-    if (!bit(one.c, 27)) return {false, false, false};  // no XGETBV: no vector state beyond SSE
+    if (!bit(one.c, 27)) return {};  // no XGETBV: no vector state beyond SSE
     const uint64_t states = saved_states();
     const bool ymm = (states & 0x6) == 0x6, zmm = ymm && (states & 0xE0) == 0xE0;
-    CpuFeatures f;
+    CpuFeatures f{};
     f.avx2 = ymm && bit(seven.b, 5) && bit(one.c, 12) && bit(one.c, 29);
     f.avx512 = f.avx2 && zmm && bit(seven.b, 16) && bit(seven.b, 17) && bit(seven.b, 30) && bit(seven.b, 31);
+    f.avx512_vnni = f.avx512 && bit(seven.c, 11);
     f.avx512_bf16 = f.avx512 && bit(seven_one.a, 5);
+    const bool tiles = f.avx512 && (states & 0x60000) == 0x60000 && bit(seven.d, 24);
+    if (tiles && (bit(seven.d, 22) || bit(seven.d, 25)) && may_use_tiles()) {
+        f.amx_bf16 = bit(seven.d, 22);
+        f.amx_int8 = bit(seven.d, 25);
+    }
     return f;
 }
 
@@ -58,7 +78,7 @@ CpuFeatures detect() {
 #else
 namespace peaksim {
 namespace {
-CpuFeatures detect() { return {false, false, false}; }
+CpuFeatures detect() { return {}; }
 }  // namespace
 #endif
 

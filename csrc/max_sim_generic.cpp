@@ -8,34 +8,41 @@ namespace {
 
 constexpr int kLanes = 8;
 
-struct Generic {
-    template <int MR, int NR, class Sink>
-    static void block(const void* const* rows, int64_t dim, const void* panel, int64_t row, Sink& sink) {
+// What for_rows runs: MR rows against a panel of one vector.
+template <class Take>
+struct Block {
+    const RowRun& rows;
+    int64_t dim, ahead;
+    const float* panel;
+    const Take& take;
+
+    template <int MR>
+    void run(const int64_t (&at)[MR], const int64_t (&)[MR]) const {
         float acc[MR][kLanes] = {};
-        const float* tokens = static_cast<const float*>(panel);
+        const float* tokens = panel;
         for (int64_t k = 0; k < dim; ++k, tokens += kLanes) {
             for (int m = 0; m < MR; ++m) {
-                const float x = static_cast<const float*>(rows[m])[k];
+                const float x = static_cast<const float*>(rows.rows[at[m]])[k];
                 for (int u = 0; u < kLanes; ++u) acc[m][u] += x * tokens[u];
             }
         }
-        for (int m = 0; m < MR; ++m) sink(acc[m], row + m);
+        for (int m = 0; m < MR; ++m) take(acc[m], at[m]);
     }
 };
 
-void fold(const void* const* rows, int64_t n, int64_t dim, const Panel& panel, int32_t first, float* best,
-          int32_t* index) {
-    const auto sink = [=](const float* sims, int64_t row) {
-        columns(sims, 1, 0, kLanes, first + static_cast<int32_t>(row), best, index);
+void fold(const RowRun& run, int64_t dim, const Panel& panel, int64_t stride, float* best, int32_t* index) {
+    const auto take = [&](const float* sims, int64_t row) {
+        const int64_t place = run.document[row] * stride;
+        columns(sims, 1, 0, kLanes, run.token[row], best + place, index ? index + place : nullptr);
     };
-    for_rows<Generic, 4, 1>(rows, n, dim, panel.data, 0, sink);
+    for_rows<4>(run, Block<decltype(take)>{run, dim, 1, static_cast<const float*>(panel.data), take});
 }
 
-void tile(const void* const* rows, int64_t n, int64_t dim, const Panel& panel, float* out, int64_t stride) {
-    const auto sink = [=](const float* sims, int64_t row) {
+void tile(const RowRun& run, int64_t dim, const Panel& panel, int64_t stride, float* out) {
+    const auto take = [&](const float* sims, int64_t row) {
         for (int u = 0; u < kLanes; ++u) out[row * stride + u] = sims[u];
     };
-    for_rows<Generic, 4, 1>(rows, n, dim, panel.data, 0, sink);
+    for_rows<4>(run, Block<decltype(take)>{run, dim, 1, static_cast<const float*>(panel.data), take});
 }
 
 template <class Convert>
@@ -64,8 +71,8 @@ void axpy(DType dtype, float c, const void* from, float* to, int64_t n) {
     }
 }
 
-constexpr MaxSimKernels kKernels = {"generic", kLanes, 1, 1, false, fold, tile,
-                                    columns, column_sums, row_max, row_sum, widen, axpy};
+constexpr MaxSimKernels kKernels = {"generic", kLanes, 1,       1,           1,       false,
+                                    fold,      tile,   columns, column_sums, row_max, row_sum, widen, axpy};
 
 }  // namespace
 

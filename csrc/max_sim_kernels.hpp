@@ -11,26 +11,37 @@
 
 namespace peaksim {
 
-// Tokens of a query block on vector lanes: `vectors` vectors of `lanes` tokens, packed as
-// [dim / group][vectors * lanes][group], the last group filled up with zeros.
+// Tokens of a query block on vector lanes: `vectors` vectors of lanes / split tokens each, packed as
+// [dim / g][tokens][g] with g = group * split; the last groups are filled up with zeros. A token that has several
+// lanes to itself keeps vectors full where there are few tokens.
 struct Panel {
     const void* data;
-    int vectors;
+    int vectors;  // 1 where split > 1
+    int split;    // lanes of one token
+};
+
+// Rows of documents, one after the other across the documents' borders.
+struct RowRun {
+    const void* const* rows;
+    const int32_t* document;  // which results the row belongs to: ascending
+    const int32_t* token;     // index of the row within its document
+    int64_t n;
+    int64_t known;  // at least n; rows [n, known) come next and are worth fetching ahead
 };
 
 struct MaxSimKernels {
     const char* isa;
     int lanes;        // tokens in one vector
     int max_vectors;  // vectors in one panel
+    int max_split;    // greatest `split` of a panel, a power of two
     int group;        // neighbouring elements of a token that are packed together: 1 float32 or 2 bfloat16
     bool as_stored;   // document rows are read in their own dtype; otherwise they are widened to float32 first
 
-    // Greatest similarity so far, and the ordinal of its row, of each token in the panel over n document rows
-    // whose ordinals begin with `first`. best starts at -inf, index at 0; index may be null.
-    void (*fold)(const void* const* rows, int64_t n, int64_t dim, const Panel& panel, int32_t first, float* best,
-                 int32_t* index);
-    // All similarities: out[r * stride + token].
-    void (*tile)(const void* const* rows, int64_t n, int64_t dim, const Panel& panel, float* out, int64_t stride);
+    // Greatest similarity so far, best[document * stride + token of the panel], and at the same place of index (or
+    // null) the row's `token`. best starts at -inf.
+    void (*fold)(const RowRun& run, int64_t dim, const Panel& panel, int64_t stride, float* best, int32_t* index);
+    // All similarities: out[row * stride + token of the panel]. Needs the rows of `run` alone.
+    void (*tile)(const RowRun& run, int64_t dim, const Panel& panel, int64_t stride, float* out);
 
     // The same maxima from a tile of similarities s[r * stride + token], r < n, token < width.
     void (*columns)(const float* s, int64_t n, int64_t stride, int64_t width, int32_t first, float* best,
@@ -52,8 +63,11 @@ const MaxSimKernels* max_sim_generic(DType dtype);
 const MaxSimKernels* max_sim_avx2(DType dtype);
 const MaxSimKernels* max_sim_avx512(DType dtype);
 const MaxSimKernels* max_sim_avx512_bf16(DType dtype);
+const MaxSimKernels* max_sim_amx(DType dtype);
+const MaxSimKernels* max_sim_amx_emulated(DType dtype);
 
-// The best kernels for the dtype on this processor, or those of `isa`; throws std::invalid_argument.
+// The best kernels for the dtype on this processor, or those of `isa` and what comes after it; throws
+// std::invalid_argument. "amx_emulated" comes before all others, but only if it is named: it is for tests.
 const MaxSimKernels& max_sim_kernels(DType dtype, const char* isa);
 
 // Names that `isa` may have here, best first, separated by spaces.

@@ -3,43 +3,13 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 
-#include "dtype.hpp"
+#include "inlining.hpp"
+#include "max_sim_kernels.hpp"
+#include "similarity.hpp"
 
 namespace peaksim {
 namespace {
-
-// exp(x) for float32 within 2 units in the last place; subnormal results, 0, inf and NaN included. The C
-// library's has no vector form here.
-inline float exp_of(float x) {
-    const float log2e = 1.44269504088896341f, ln2_high = 0.693145751953125f, ln2_low = 1.42860682030941723212e-6f;
-    const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
-    x = x < -105.0f ? -105.0f : x;
-    x = x > 89.0f ? 89.0f : x;
-    const float shifted = x * log2e + magic;
-    const float n = shifted - magic;
-    const float r = (x - n * ln2_high) - n * ln2_low;
-    float p = 1.9841270e-4f;
-    p = p * r + 1.3888889e-3f;
-    p = p * r + 8.3333333e-3f;
-    p = p * r + 4.1666667e-2f;
-    p = p * r + 1.6666667e-1f;
-    p = p * r + 0.5f;
-    p = p * r + 1.0f;
-    p = p * r + 1.0f;
-    uint32_t bits;
-    std::memcpy(&bits, &shifted, sizeof bits);
-    const int32_t whole = static_cast<int32_t>(bits - 0x4B400000u);
-    // In two steps, since 2^whole itself may be too small or too great for a normal float.
-    const int32_t half = whole >> 1;
-    const uint32_t first = static_cast<uint32_t>(half + 127) << 23;
-    const uint32_t second = static_cast<uint32_t>(whole - half + 127) << 23;
-    return p * float_of_bits(first) * float_of_bits(second);
-}
-
-// Whether s wins over best: greater, or the first NaN.
-inline bool beats(float s, float best) { return (s > best) | ((s != s) & (best == best)); }
 
 void columns(const float* s, int64_t n, int64_t stride, int64_t width, int32_t first, float* __restrict best,
              int32_t* __restrict index) {
@@ -87,13 +57,30 @@ float row_sum(const float* s, int64_t n, float shift, float temperature) {
     return total;
 }
 
-// Runs Kernel::block<MR, NR> over all rows: full blocks of MR, then of half as many, down to one.
-template <class Kernel, int MR, int NR, class Sink>
-void for_rows(const void* const* rows, int64_t n, int64_t dim, const void* panel, int64_t done, Sink& sink) {
-    for (; done + MR <= n; done += MR) Kernel::template block<MR, NR>(rows + done, dim, panel, done, sink);
-    if constexpr (MR > 1) {
-        if (done < n) for_rows<Kernel, MR / 2, NR>(rows, n, dim, panel, done, sink);
+// How many rows of so many bytes a fetch from memory should be ahead: a block of them at least.
+inline int64_t rows_ahead(int64_t bytes) {
+    constexpr int64_t kAhead = 12 << 10;
+    const int64_t rows = kAhead / (bytes + 1);
+    return rows > 12 ? rows : 12;
+}
+
+// Blocks of MR rows one after the other, what is left in blocks of half or a quarter as many. Where fewer rows are left
+// than a block has, its last row repeats the run's last: maxima do not change by it, and a tile's row is written twice.
+// Block::run<MR>(at, next): indices of its rows, and of the rows to fetch ahead, block.ahead further on.
+template <int MR, class Block>
+void for_rows(const RowRun& run, const Block& block, int64_t done = 0) {
+    int64_t at[MR], next[MR];
+    for (; done + MR <= run.n; done += MR) {
+        const int64_t later = done + block.ahead + MR <= run.known ? done + block.ahead : run.known - MR;
+        for (int m = 0; m < MR; ++m) at[m] = done + m, next[m] = later + m;
+        block.template run<MR>(at, next);
     }
+    if (done == run.n) return;
+    if constexpr (MR > 3) {
+        if (run.n - done <= MR / 2) return for_rows<MR / 2>(run, block, done);
+    }
+    for (int m = 0; m < MR; ++m) at[m] = next[m] = done + m < run.n ? done + m : run.n - 1;
+    block.template run<MR>(at, next);
 }
 
 }  // namespace

@@ -16,15 +16,16 @@ struct Choice {
     const MaxSimKernels* (*kernels)(DType);
 };
 
-constexpr int kChoices = 4;
+constexpr int kChoices = 5;
 
 // Best first. A unit that offers nothing for float32 and bfloat16 was compiled without its instructions.
 void list(Choice (&choices)[kChoices]) {
     const CpuFeatures& cpu = cpu_features();
-    choices[0] = {"avx512_bf16", cpu.avx512_bf16 && max_sim_avx512_bf16(DType::bfloat16), max_sim_avx512_bf16};
-    choices[1] = {"avx512", cpu.avx512 && max_sim_avx512(DType::float32), max_sim_avx512};
-    choices[2] = {"avx2", cpu.avx2 && max_sim_avx2(DType::float32), max_sim_avx2};
-    choices[3] = {"generic", true, max_sim_generic};
+    choices[0] = {"amx_bf16", cpu.amx_bf16 && max_sim_amx(DType::bfloat16), max_sim_amx};
+    choices[1] = {"avx512_bf16", cpu.avx512_bf16 && max_sim_avx512_bf16(DType::bfloat16), max_sim_avx512_bf16};
+    choices[2] = {"avx512", cpu.avx512 && max_sim_avx512(DType::float32), max_sim_avx512};
+    choices[3] = {"avx2", cpu.avx2 && max_sim_avx2(DType::float32), max_sim_avx2};
+    choices[4] = {"generic", true, max_sim_generic};
 }
 
 std::string names() {
@@ -47,7 +48,9 @@ const char* max_sim_isas() {
 const MaxSimKernels& max_sim_kernels(DType dtype, const char* isa) {
     Choice choices[kChoices];
     list(choices);
-    bool allowed = *isa == '\0';
+    const bool emulated = std::strcmp(isa, "amx_emulated") == 0;
+    if (emulated && max_sim_amx_emulated(dtype)) return *max_sim_amx_emulated(dtype);
+    bool allowed = emulated || *isa == '\0';
     for (const Choice& choice : choices) {
         allowed = allowed || (choice.here && std::strcmp(choice.isa, isa) == 0);
         const MaxSimKernels* kernels = allowed && choice.here ? choice.kernels(dtype) : nullptr;

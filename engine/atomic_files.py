@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,8 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     A reader never sees half a file, and a full disk, an error or a power cut leaves the old one. Several processes
     and threads may write to one `path`: the last one to finish wins. Of a symbolic link the file it stands for is
-    written; what is neither file nor folder (a pipe, `/dev/null`) is written to as it is.
+    written; what is neither file nor folder (a pipe, `/dev/null`) is written to as it is. Permissions are those of
+    the old file, of a new one those that the umask leaves, whatever the writing library gave its own.
 
     Args:
         path: the file to write; its folder must exist.
@@ -44,14 +46,30 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
     target = target.resolve()
     # A name of its own for each writer: two that shared one would mix their bytes.
     unfinished = target.with_name(f"{target.name}.{os.getpid()}-{threading.get_ident()}.part")
+    permissions = _permissions(target, unfinished)
     try:
         yield unfinished
         # Bytes first, name second: a power cut between the two must not leave an empty file under the good name.
         with unfinished.open("rb+") as file:
+            # Libraries that write by way of a temporary file leave one that only its owner may read.
+            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) != permissions:
+                os.chmod(unfinished, permissions)
             os.fsync(file.fileno())
         unfinished.replace(target)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _permissions(target: Path, unfinished: Path) -> int:
+    """Permission bits of the file that stands at `target`, or of a new one."""
+    if target.is_file():
+        return stat.S_IMODE(target.stat().st_mode)
+    # The umask cannot be read without being changed for all threads: a file that is made shows what it leaves.
+    unfinished.touch()
+    try:
+        return stat.S_IMODE(unfinished.stat().st_mode)
+    finally:
+        unfinished.unlink()
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

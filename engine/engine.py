@@ -11,7 +11,7 @@ from typing import TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from engine.choices import Backend, check_choice
+from engine.choices import Backend, check_choice, check_flag
 from engine.encoders.base import Encoder, EncoderSpec, Progress
 from engine.encoders.captions import TEMPLATES, CaptionSegments, encode_captions, label_prompts
 from engine.encoders.inputs import as_texts, check_batch_size, check_regions
@@ -112,6 +112,7 @@ class Engine:
                 without what the scorer needs, pairs of unequal number, the softmax of pairs, or a score that is not
                 finite.
         """
+        check_flag("score", "pairs", pairs)
         check_output("score", self.spec, output, pairs=pairs)
         check_batch_size("score", batch_size)
         chosen = self.scorer(scorer)
@@ -151,7 +152,8 @@ class Engine:
             images: as for `score`.
             scorer: whose needs are met; a `Needs` names them one by one.
             regions: for each image its own rectangles `(R, 4)` x0, y0, x1, y1 in pixels of the upright image,
-                in place of the crop grid.
+                in place of the crop grid, each at least in part inside. They are encoded as the scorer's options
+                say (of a scorer without regions as `SGI()` has it); the whole image is not added to them.
             batch_size, progress: as for `score`.
             on_error: `"raise"` stops at a picture that cannot be read; `"skip"` leaves it out and names it in
                 a UserWarning; a function is called with each `ImageFailure` in place of the warning.
@@ -162,8 +164,8 @@ class Engine:
 
         Raises:
             ImageError: a picture cannot be read, or none can.
-            ValueError: no image, wrong number of ids or regions, an image without regions, a batch size below 1, needs
-                the encoder cannot meet.
+            ValueError: no image, wrong number of ids or regions, an image without regions, a region without a pixel of
+                its image, a batch size below 1, needs the encoder cannot meet.
         """
         check_batch_size("encode_images", batch_size)
         sources = as_list(images)
@@ -224,21 +226,22 @@ class Engine:
                 self.encoder, captions, needs, segments=parts, batch_size=batch_size, progress=report
             )
 
-    def explain(
-        self, image: ImageSource | ImageFeatures, text: str | TextFeatures, *, scorer: str | Scorer = "sgi"
-    ) -> Explanation:
+    def explain(self, image: Images, text: Texts, *, scorer: str | Scorer = "sgi") -> Explanation:
         """Which part of a caption found which part of an image, and the score that comes of it.
 
-        `image` and `text` are one of each, as for `score`; an explanation from features cannot be
-        drawn. Raises what `score` raises, and ValueError for more than one image or text.
+        `image` and `text` are one of each, as for `score` (also in a list of one); an explanation from features
+        cannot be drawn. Raises what `score` raises, and ValueError for more than one image or text.
         """
         chosen = self.scorer(scorer)
         picture = None
         if isinstance(image, ImageFeatures):
             features = self._own(image)
         else:
-            picture = decode(image)
-            features = encode_pictures(self.encoder, [picture], names_of([image]), self._needs(chosen))
+            sources = as_list(image)
+            if len(sources) != 1:
+                raise ValueError(f"explain: wants one image and one text, got {len(sources)} images")
+            picture = decode(sources[0])
+            features = encode_pictures(self.encoder, [picture], names_of(sources), self._needs(chosen))
         texts = self._texts(text, chosen, 64)
         if len(features) != 1 or len(texts) != 1:
             raise ValueError(f"explain: wants one image and one text, got {len(features)} and {len(texts)}")

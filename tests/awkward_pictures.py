@@ -95,10 +95,14 @@ def profile(name: str) -> bytes:
     return bytes(data)
 
 
-def tiff16(grey: np.ndarray, order: str) -> bytes:
-    """Write an uncompressed 16-bit grey TIFF by hand in byte order "<" or ">"."""
+def tiff16(grey: np.ndarray, order: str, *, bits: int = 16, zero_is_white: bool = False) -> bytes:
+    """Write an uncompressed grey TIFF of 16 or 12 bits by hand in byte order "<" or ">"."""
     pixels = grey.astype(order + "u2").tobytes()
-    tags = [(256, 3, W), (257, 3, H), (258, 3, 16), (259, 3, 1), (262, 3, 1), (273, 4, 8), (277, 3, 1)]
+    if bits == 12:
+        flags = (grey.reshape(H, W, 1) >> np.arange(11, -1, -1)) & 1
+        pixels = np.packbits(flags.reshape(H, -1).astype(np.uint8), axis=1).tobytes()
+    colour = 0 if zero_is_white else 1
+    tags = [(256, 3, W), (257, 3, H), (258, 3, bits), (259, 3, 1), (262, 3, colour), (273, 4, 8), (277, 3, 1)]
     tags += [(278, 3, H), (279, 4, len(pixels))]
     out = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(order + "I", 8 + len(pixels)) + pixels
     out += struct.pack(order + "H", len(tags))

@@ -109,3 +109,20 @@ def test_features_that_cannot_be_written_leave_nothing_behind(
     assert names(tmp_path) == ["taken"]
     features.save(tmp_path / "good")
     assert torch.equal(kind.load(tmp_path / "good").embedding, torch.eye(2))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permission bits are POSIX's")
+def test_files_have_the_permissions_that_the_umask_leaves_or_the_old_file_had(tmp_path: Path):
+    features, path = ImageFeatures(torch.eye(2)), tmp_path / "a.safetensors"
+    before = os.umask(0o027)
+    try:
+        # safetensors writes through a temporary file that only its owner may read.
+        features.save(path)
+        assert path.stat().st_mode & 0o777 == 0o640
+        write_text(tmp_path / "b", "new")
+        assert (tmp_path / "b").stat().st_mode & 0o777 == 0o640
+        path.chmod(0o604)
+        features.save(path)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o604

@@ -1,8 +1,7 @@
-"""The runner: what a subject is given, resuming, shards, cut-outs, and errors that name their item."""
+"""The runner: what a subject is given, cut-outs, and errors that name their item."""
 
 from __future__ import annotations
 
-import json
 import re
 
 import numpy as np
@@ -11,33 +10,13 @@ from PIL import Image
 
 from engine.benchmarks import baselines, ranking
 from engine.benchmarks.evaluate import evaluate
-from engine.benchmarks.score_file import ScoreFile, header_of, merge_score_files
 from engine.benchmarks.subject import Subject, subject_of
 from engine.datasets.base import CHOICE, Dataset, ImageRef, Item, Rule
 from engine.engine import Engine
 from engine.scorers.global_cosine import GlobalCosine
 from tests import benchmark_items as make
 from tests.fake_encoder import FakeEncoder, picture
-
-
-class Recorder:
-    """Scores like the random baseline, keeps what it was asked, and can stop after so many calls."""
-
-    def __init__(self, stop_after: int | None = None, bad: float | None = None) -> None:
-        self.asked: list[tuple[list, list, bool]] = []
-        self.stop_after, self.bad = stop_after, bad
-
-    def __call__(self, images, texts, *, pairs):
-        if self.stop_after is not None and len(self.asked) >= self.stop_after:
-            raise RuntimeError("stopped")
-        self.asked.append((list(images), list(texts), pairs))
-        scores = baselines.random().score(images, texts, pairs=pairs)
-        if self.bad is not None:
-            scores[5 if pairs else (1, 1)] = self.bad
-        return scores
-
-    def subject(self, name: str = "recorder") -> Subject:
-        return Subject(name, "v1", self, reads_images=False)
+from tests.recorder import Recorder
 
 
 def test_items_of_one_picture_are_scored_together():
@@ -83,93 +62,6 @@ def test_features_are_made_once_for_every_image_and_text_of_a_chunk():
     assert result.score.value == np.mean(right)
     with pytest.raises(ValueError, match="must be given together"):
         Subject("half", "v1", score, encode)
-
-
-def test_a_run_that_stopped_goes_on_where_it_was(tmp_path):
-    data, path = make.sugarcrepe_items(60), tmp_path / "scores.jsonl"
-    with pytest.raises(RuntimeError, match="stopped"):
-        evaluate(data, Recorder(stop_after=2).subject(), resume_path=path, chunk_items=10)
-    recorder, seen = Recorder(), []
-    progress = lambda done, total: seen.append((done, total))  # noqa: E731
-    resumed = evaluate(data, recorder.subject(), resume_path=path, chunk_items=10, progress=progress)
-    assert len(recorder.asked) == 4 and seen == [(20, 60), (30, 60), (40, 60), (50, 60), (60, 60)]
-    assert resumed == evaluate(data, Recorder().subject())
-    again = Recorder(stop_after=0)
-    assert evaluate(data, again.subject(), resume_path=path) == resumed
-    assert evaluate(data, again.subject(), resume_path=path, limit=12).line("all").count == 12
-
-
-def test_a_torn_last_line_is_dropped_and_made_again(tmp_path):
-    data, path = make.sugarcrepe_items(12), tmp_path / "scores.jsonl"
-    whole = evaluate(data, Recorder().subject(), resume_path=path)
-    text = path.read_text()
-    path.write_text(text[:-20])
-    recorder = Recorder()
-    assert evaluate(data, recorder.subject(), resume_path=path) == whole
-    assert len(recorder.asked) == 1 and len(recorder.asked[0][0]) == 2
-    assert sorted(path.read_text().splitlines()) == sorted(text.splitlines())
-    path.write_text(text[:10])
-    assert evaluate(data, Recorder().subject(), resume_path=path) == whole
-
-
-def test_scores_of_another_evaluation_are_refused(tmp_path):
-    data, path = make.sugarcrepe_items(12), tmp_path / "scores.jsonl"
-    evaluate(data, Recorder().subject(), resume_path=path)
-    for dataset, subject, word in (
-        (make.sugarcrepe_items(15), Recorder().subject(), "dataset must be"),
-        (data, Recorder().subject("other"), "subject must be 'other', got 'recorder'"),
-        (data, Subject("recorder", "v2", Recorder(), reads_images=False), "model must be 'v2', got 'v1'"),
-        (make.group_items(count=12), Recorder().subject(), "benchmark must be 'bivlc', got 'sugarcrepe'"),
-    ):
-        with pytest.raises(ValueError, match=rf"belongs to another evaluation: .*{word}"):
-            evaluate(dataset, subject, resume_path=path)
-
-
-def test_a_broken_score_file_is_refused(tmp_path):
-    data, path = make.sugarcrepe_items(3), tmp_path / "scores.jsonl"
-    header = json.dumps(header_of(data, Recorder().subject()))
-    for body, message in (
-        ("{broken\n{}\n", "line 2 must be JSON"),
-        ('{"scores": []}\n', "line 2 must be the only record of an id, got None"),
-        ('{"id": "a"}\n{"id": "a"}\n', "line 3 must be the only record of an id, got 'a'"),
-        ("[1]\n", "line 2 must be an object"),
-    ):
-        path.write_text(f"{header}\n{body}")
-        with pytest.raises(ValueError, match=message):
-            evaluate(data, Recorder().subject(), resume_path=path)
-    path.write_text(f'{header}\n{{"id": "{data.items[0].id}", "scores": [[1.0, 2.0, 3.0]]}}\n')
-    with pytest.raises(ValueError, match=r"must have scores of one shape \[\(1, 2\)\], got"):
-        evaluate(data, Recorder().subject(), resume_path=path)
-
-
-@pytest.mark.parametrize(
-    "factory", [make.sugarcrepe_items, make.group_items, lambda: make.retrieval_items(12)], ids=str
-)
-def test_shards_merged_are_the_whole(tmp_path, factory):
-    data = factory()
-    paths = [tmp_path / f"{k}.jsonl" for k in range(3)]
-    for k, path in enumerate(paths):
-        part = evaluate(data, Recorder().subject(), shard=(k, 3), resume_path=path)
-        assert f"shard {k} of 3" in part.edition
-    merged = tmp_path / "all.jsonl"
-    assert merge_score_files(paths, merged) == len(data)
-    nothing = Recorder(stop_after=0)
-    assert evaluate(data, nothing.subject(), resume_path=merged) == evaluate(data, Recorder().subject())
-    with pytest.raises(ValueError, match="must not exist yet"):
-        merge_score_files(paths, merged)
-
-
-def test_merging_refuses_what_does_not_belong_together(tmp_path):
-    data = make.sugarcrepe_items(3)
-    ScoreFile(tmp_path / "a", header_of(data, Recorder().subject())).add([{"id": "x", "scores": [1.0]}])
-    ScoreFile(tmp_path / "b", header_of(data, Recorder().subject())).add([{"id": "x", "scores": [2.0]}])
-    ScoreFile(tmp_path / "c", header_of(data, Recorder().subject("other")))
-    with pytest.raises(ValueError, match="item 'x' has two different scores"):
-        merge_score_files([tmp_path / "a", tmp_path / "b"], tmp_path / "m")
-    with pytest.raises(ValueError, match="belongs to another evaluation"):
-        merge_score_files([tmp_path / "a", tmp_path / "c"], tmp_path / "m")
-    with pytest.raises(ValueError, match="needs at least one file"):
-        merge_score_files([], tmp_path / "m")
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -268,6 +160,35 @@ def test_a_box_is_cut_out_of_the_upright_picture(tmp_path):
     assert np.asarray(cut)[..., 0].min() > 200, "the top of the upright picture is red"
     assert np.asarray(over)[12, 15].tolist() == [0, 0, 0], "outside is black, as in the official loader"
     assert given[-1] == given[-2] == str(path), "a whole picture goes by path"
+
+
+@pytest.mark.parametrize("box", [(40, 0, 50, 10), (0, 40, 10, 50), (-10, 0, 0, 10), (0, -10, 10, 0)])
+def test_a_box_outside_the_picture_names_item_and_picture(tmp_path, box):
+    ref = coloured(tmp_path, "small.png", "red", side=40)
+    inside = Item("0", (ImageRef(ref.name, ref.path, (0, 0, 10, 10)),), ("a", "b"), 1)
+    outside = Item("1", (ImageRef(ref.name, ref.path, box),), ("a", "b"), 1)
+    eyes = Subject("eyes", "v1", lambda images, texts, *, pairs: np.zeros(len(images)))
+    message = rf"item '1': the box {re.escape(str(box))} must overlap the picture 'small\.png' .* of 40 x 40 pixels"
+    with pytest.raises(ValueError, match=message):
+        evaluate(Dataset("vg", "2 items", Rule(CHOICE), (inside, outside)), eyes)
+
+
+def test_a_text_without_words_is_refused_before_anything_is_scored(tmp_path):
+    items = colour_items(tmp_path).items
+    odd = Item("odd", items[0].images, ("red", " "), 0)
+    data = Dataset("colours", "4 items", Rule(CHOICE), (*items, odd))
+    encoder = FakeEncoder()
+    with pytest.raises(ValueError, match=r"colours: item 'odd': every text must have a word that fake · max_sim can"):
+        evaluate(data, subject_of(Engine(encoder), "max_sim"), resume_path=tmp_path / "s.jsonl", chunk_items=1)
+    assert not encoder.calls and not encoder.encoded
+    # What reads the whole caption scores it.
+    for scorer in ("global", "sgi"):
+        assert evaluate(data, subject_of(Engine(FakeEncoder(), segmenter="rules"), scorer)).line("all").count == 4
+    base = make.retrieval_items(2, 1)
+    pair = type(base)(base.name, "2 images", tuple(item.images[0] for item in items[:2]), ("red", ""), (0, 1))
+    with pytest.raises(ValueError, match=r"query 'text/1': every text must have a word .* got ''; choose a scorer"):
+        evaluate(pair, subject_of(Engine(FakeEncoder()), "max_sim"))
+    assert evaluate(data, subject_of(Engine(FakeEncoder()), "max_sim"), limit=2).line("all").count == 2
 
 
 def test_pictures_in_no_file_are_made_when_they_are_needed():

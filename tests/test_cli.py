@@ -16,7 +16,7 @@ from engine.benchmarks import demo
 from engine.benchmarks.demo import DemoConfig, DemoResult
 from engine.cli.demonstration import in_words
 from engine.cli.main import COMMANDS
-from engine.cli.options import image_files, scorer_with
+from engine.cli.options import image_files, scorer_named, scorer_with
 from engine.encoders.registry import families
 from engine.engine import Engine
 from engine.scenes.items import CATEGORIES
@@ -121,6 +121,18 @@ def test_classify_names_the_best_labels(shell: Shell, photos: Path):
     assert "green" in shell.out and "%" in shell.out
     assert shell("classify", photos, *labels, "--top", "0", "--model", "fake") == 2
     assert shell.err == "peaksim: --top must be at least 1, got 0\n"
+
+
+def test_labels_that_are_too_long_are_named_as_they_were_given(shell: Shell, photos: Path):
+    stem = " ".join(f"w{number}" for number in range(12))
+    long = [f"{stem} {word}" for word in ("end", "stop")]
+    labels = [word for label in ("red", *long) for word in ("--label", label)]
+    assert shell("classify", photos, *labels, "--model", "fake") == 0
+    first, second = (repr(label[:39] + "…") for label in long)
+    assert shell.err == (
+        "peaksim: warning: classify: longer than the model's context and cut: "
+        f"label 1 ({first}), 2 ({second}); sentences of theirs are equal after the cut: labels [1, 2]\n"
+    )
 
 
 def test_models_lists_the_families(shell: Shell):
@@ -295,6 +307,11 @@ def test_options_are_read_as_their_types():
     ):
         with pytest.raises(ValueError, match=message):
             scorer_with("sgi", options)
+    for given in (("crops=native", "crops=rescaled"), ("crops=native", "grid=scenes", "crops=native")):
+        with pytest.raises(ValueError, match="--option: crops must be given once, got crops=native and "):
+            scorer_with("sgi", given)
+    with pytest.raises(ValueError, match="crops must be given once"):
+        scorer_named("sgi?crops=native&crops=rescaled")
     with pytest.raises(ValueError, match="temperature must be a number, got 'warm'"):
         scorer_with("max_sim", ("temperature=warm",))
     with pytest.raises(ValueError, match=r"an option of 'global' \(it has none\), got 'a=b'"):

@@ -88,7 +88,12 @@ def test_shards_are_merged_and_a_limit_is_spread(shell: Shell, data: Path, tmp_p
         found = shell.json(*call, "--shard", f"{k}/2", "--resume", part)
         assert f"shard {k} of 2" in found["edition"] and found["lines"][0]["count"] == 11 - k
     merges = [word for part in parts for word in ("--merge", part)]
-    assert shell.json(*call, "--resume", tmp_path / "all.jsonl", *merges) == whole
+    for _ in range(2):
+        assert shell.json(*call, "--resume", tmp_path / "all.jsonl", *merges) == whole
+    # Parts of another evaluation are refused before the file is begun.
+    other = ("eval", "sugarcrepe", "--data", data, "--baseline", "random")
+    assert shell(*other, "--resume", tmp_path / "other.jsonl", *merges) == 2
+    assert "belongs to another evaluation" in shell.err and not (tmp_path / "other.jsonl").exists()
     few = shell.json(*call, "--limit", "7")
     assert few["lines"][0]["count"] == 7 and "limit 7 spread evenly" in few["edition"]
 
@@ -260,6 +265,12 @@ def test_official_places_are_refused_by_name(data: Path):
         read_official("bivlc", data)
     with pytest.raises(ValueError, match="sugarcrepe: tags are Winoground's, got x"):
         read_official("sugarcrepe", data, tags="x")
+    with pytest.raises(ValueError, match="negbench_mcq: its annotations must be a file, got the folder "):
+        read_official("negbench_mcq", data, annotations=data / "negbench")
+    with pytest.raises(ValueError, match="winoground: its annotations must be a folder, got the file "):
+        read_official("winoground", data, annotations=data / "winoground" / "examples.jsonl")
+    with pytest.raises(ValueError, match="winoground: its tags must be a file, got the folder "):
+        read_official("winoground", data, tags=data)
     assert len(read_official("negbench_mcq", data)) == 1
 
 

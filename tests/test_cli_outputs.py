@@ -134,6 +134,40 @@ def test_an_output_that_cannot_be_written_is_refused_first(
     assert (tmp_path / "file").read_text(encoding="utf-8") == "kept"
 
 
+def test_what_is_read_is_not_written_over(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    data = write_data(tmp_path / "data")
+    image, result = tmp_path / "a.png", tmp_path / "result.json"
+    picture("red").save(image)
+    assert shell("eval", "winoground", "--data", data, *MODEL, "--out", result) == 0, shell.err
+    link, scores = tmp_path / "link.png", tmp_path / "scores.jsonl"
+    link.symlink_to(image)
+    os.link(result, tmp_path / "hard.json")
+    choices = data / "negbench" / "COCO_val_mcq_llama3.1_rephrased.csv"
+    texts = ("eval", "negbench_mcq", "--annotations", choices, "--baseline", "random")
+    assert shell(*texts, "--resume", scores) == 0, shell.err
+    before = {path: path.read_bytes() for path in (image, result, choices, scores)}
+    for name in ("score", "encode_images", "encode_texts", "explain"):
+        monkeypatch.setattr(Engine, name, stop)
+    monkeypatch.chdir(tmp_path)
+    for call, message in (
+        (("explain", image, "--text", "red", *MODEL, "--draw", "./a.png"), "--draw must be another file than the pict"),
+        (("explain", image, "--text", "red", *MODEL, "--draw", link), "--draw must be another file than the picture"),
+        (("explain", link, "--text", "red", *MODEL, "--draw", image), "--draw must be another file than the picture"),
+        (("compare", result, "--out", "result.json"), "compare: --out must be another file than a result to read, got"),
+        (("compare", result, "--out", "hard.json"), "compare: --out must be another file than a result to read, got"),
+        (("compare", result, "--out", "t.json", "--out", "x/../t.json"), "--out must be another file than compare: --"),
+        ((*texts, "--out", choices), "--out must be another file than --annotations"),
+        ((*texts, "--resume", choices), "--resume must be another file than --annotations"),
+        ((*texts, "--resume", scores, "--out", scores), "--out must be another file than --resume"),
+        ((*texts, "--resume", "both", "--out", "both"), "--out must be another file than --resume, got both for both"),
+        ((*texts, "--resume", "new", "--merge", scores, "--out", scores), "--out must be another file than --merge"),
+    ):
+        assert shell(*call) == 2, call
+        assert message in shell.err
+        assert {path: path.read_bytes() for path in before} == before
+    assert shell(*texts, "--resume", scores, "--merge", scores, "--out", os.devnull) == 0, shell.err
+
+
 def test_missing_folders_of_outputs_are_made(shell: Shell, tmp_path: Path):
     picture("red").save(tmp_path / "a.png")
     target = tmp_path / "deep" / "er" / "found.png"

@@ -74,6 +74,8 @@ def test_one_picture_with_two_boxes_is_two_references(tmp_path):
     [
         ({"image_path": "32.jpg"}, "image_path must be the picture of image_id '31', got '32.jpg'"),
         ({"bbox_w": 0}, "bbox_w and bbox_h must be positive, got 0 x 354"),
+        ({"bbox_x": -300}, r"the box must overlap the picture '31\.jpg', got \(-300, 0, -41, 354\)"),
+        ({"bbox_y": -354}, r"the box must overlap the picture '31\.jpg', got \(42, -354, 301, 0\)"),
         ({"bbox_h": "tall"}, "field 'bbox_h' must be an integer, got 'tall'"),
         ({"true_caption": ""}, "field 'true_caption' must be a text"),
         ({"relation_name": None}, "field 'relation_name' must be a text"),

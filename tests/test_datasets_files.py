@@ -188,6 +188,56 @@ def test_csv_needs_its_columns_in_any_order_and_whole_rows(tmp_path):
             read_csv(path, ("a",))
 
 
+READERS = (read_json, lambda path: list(read_json_lines(path)), lambda path: read_csv(path, ("a",)))
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_what_is_no_text_is_named_with_its_line(tmp_path, reader):
+    path = tmp_path / "latin.csv"
+    path.write_bytes(b"a,b\n1,2\nb\xe9ton,3\n")
+    with pytest.raises(ValueError, match=r"read_\w+: .*latin\.csv line 3 must be UTF-8, got byte 0xe9"):
+        reader(path)
+    path.write_bytes("a,b\n".encode("utf-16"))
+    with pytest.raises(ValueError, match=r"read_\w+: .*latin\.csv line 1 must be UTF-8, got byte 0xff"):
+        reader(path)
+    with pytest.raises(ValueError, match=rf"read_\w+: {tmp_path} must be a file, got a folder"):
+        reader(tmp_path)
+
+
+def test_a_byte_order_mark_and_foreign_line_ends_are_read(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(b'\xef\xbb\xbf{"id": 0}\r\n\r\n{"id": 1, "text": "\xe2\x80\xa8"}\r\n')
+    assert list(read_json_lines(path)) == [(1, {"id": 0}), (3, {"id": 1, "text": "\u2028"})]
+    path.write_bytes(b'\xef\xbb\xbfa,b\r\n\r\n"x\r\ny",2\r\n')
+    assert read_csv(path, ("a",)) == [{"a": "x\r\ny", "b": "2"}]
+
+
+def test_broken_csv_is_named_with_the_line_where_the_row_begins(tmp_path):
+    path = tmp_path / "a.csv"
+    for text, message in (
+        ('a,b\n1,2\n"open,3\n4,5\n', "line 3 must begin a row of CSV with its quotes closed, got: unexpected end"),
+        ('a,b\n"1"x,2\n', "line 2 must begin a row of CSV with its quotes closed, got: ',' expected after"),
+        (f"a,b\n1,{'x' * 131_073}\n", r"line 2 must begin a row .* got: field larger than field limit \(131072\)"),
+        ('"a,b\n', "line 1 must begin a row of CSV"),
+        ("a,b,a\n1,2,3\n", r"must have column 'a' once, got \['a', 'b', 'a'\]"),
+        ("", r"must have columns \['a'\], got \[\]"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=rf"read_csv: .*a\.csv {message}"):
+            read_csv(path, ("a",))
+    path.write_text("a,,\n1,2,3\n")
+    assert read_csv(path, ("a",))[0]["a"] == "1"
+
+
+def test_json_nested_too_deep_is_no_crash(tmp_path):
+    path = tmp_path / "deep"
+    path.write_text("[" * 200_000)
+    with pytest.raises(ValueError, match=r"read_json: .*deep must be JSON"):
+        read_json(path)
+    with pytest.raises(ValueError, match="deep line 1 must be JSON"):
+        list(read_json_lines(path))
+
+
 def test_fields_say_what_was_wanted():
     with pytest.raises(ValueError, match="row 1: field 'caption' must be a text that is not empty, got None"):
         text_field({}, "caption", where="row 1")

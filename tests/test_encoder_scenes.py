@@ -115,6 +115,32 @@ def test_saved_and_loaded_again_it_gives_the_same_vectors(encoder, tmp_path):
     assert torch.equal(first.encode_texts(texts).embedding, second.encode_texts(texts).embedding)
 
 
+def test_an_encoder_saved_is_the_encoder_exactly(encoder, tmp_path):
+    weights = encoder._model.state_dict()
+    assert not torch.equal(weights["image.projection.weight"].half().float(), weights["image.projection.weight"])
+    encoder.save(tmp_path / "deep" / "exact")
+    again = engine.load(f"scenes:{tmp_path / 'deep' / 'exact'}", device="cpu").encoder
+    assert again.spec.fingerprint == encoder.spec.fingerprint
+    assert_close(again.encode_images(pictures(2)).embedding, encoder.encode_images(pictures(2)).embedding)
+    assert_close(again.encode_texts(["a red ring"]).embedding, encoder.encode_texts(["a red ring"]).embedding)
+    # What float16 holds exactly stays half as long: the shipped weights, and those of a training.
+    save_scenes(tmp_path / "half", encoder._model, VOCABULARY)
+    load_scenes(tmp_path / "half").save(tmp_path / "again")
+    first, second = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("half", "again"))
+    assert first == second
+
+
+def test_an_encoder_is_saved_into_a_folder(encoder, tmp_path):
+    (tmp_path / "file").write_text("here")
+    with pytest.raises(FileExistsError, match=r"^scenes: save wants a folder, but .*file is a file"):
+        encoder.save(tmp_path / "file")
+    with pytest.raises(OSError, match=r"^scenes: save wants a folder, and .*below could not be made"):
+        encoder.save(tmp_path / "file" / "below")
+    with pytest.raises(ValueError, match=r"^scenes: save wants the path of a folder, got ''"):
+        encoder.save("")
+    assert (tmp_path / "file").read_text() == "here"
+
+
 def test_a_changed_weight_or_word_changes_the_fingerprint(encoder, tmp_path):
     save_scenes(tmp_path, encoder._model, VOCABULARY)
     base = load_scenes(tmp_path).spec.fingerprint

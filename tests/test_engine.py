@@ -182,7 +182,7 @@ def test_segments_of_the_users_own(fake: Engine):
 def test_regions_of_the_users_own(fake: Engine):
     boxes = [[[0, 0, 16, 32], [16, 0, 32, 32]], [[4, 4, 8, 8]], [[0, 0, 32, 32], [0, 0, 1, 1]]]
     images = fake.encode_images(PICTURES, regions=boxes)
-    assert images.region_plan == "" and images.region_mask.tolist() == [
+    assert images.region_plan == "own/rescaled/border" and images.region_mask.tolist() == [
         [True, True],
         [True, False],
         [True, True],
@@ -190,7 +190,7 @@ def test_regions_of_the_users_own(fake: Engine):
     assert images.boxes[0].tolist() == boxes[0]
     halves = fake.encode_images([picture("red"), picture("blue")]).embedding
     assert_close(images.regions[0], halves)
-    assert fake.score(images, CAPTIONS, scorer=SGI(crops="native")).shape == (3, 3)
+    assert fake.score(images, CAPTIONS, scorer=SGI(grid="none", full_image=False)).shape == (3, 3)
 
 
 def test_needs_are_met_one_by_one(fake: Engine):

@@ -47,6 +47,20 @@ def test_a_model_is_named_by_a_string():
         (lambda e: e.classify(PICTURE, ["a"], templates=[None]), TypeError, "template 0 must be a string, got None"),
         (lambda e: e.score(3, "a"), TypeError, "images: must be paths, bytes, .*, one or a list of them, got int"),
         (lambda e: e.encode_images(None), TypeError, "images: must be paths, .* got NoneType"),
+        (
+            lambda e: e.score(PICTURE, "a", progress=3),
+            TypeError,
+            "progress: must be True, False or a function .* got 3",
+        ),
+        (lambda e: e.encode_texts("a", progress=None), TypeError, "progress: must be True, False or a function"),
+        (lambda e: e.score(PICTURE, "a", pairs="yes"), TypeError, "score: pairs must be True or False, got 'yes'"),
+        (
+            lambda e: e.classify(PICTURE, ["a"], templates="a {} x"),
+            TypeError,
+            "classify: templates must be a list of strings, got one string 'a {} x'",
+        ),
+        (lambda e: e.explain([PICTURE] * 2, "a"), ValueError, "explain: wants one image and one text, got 2 images"),
+        (lambda e: e.explain([PICTURE], ["a", "b"]), ValueError, "explain: wants one image and one text, got 1 and 2"),
         (lambda e: e.score(PICTURE, "a", batch_size="8"), TypeError, "score: batch_size must be an integer, got str"),
     ],
 )

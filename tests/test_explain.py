@@ -44,6 +44,11 @@ def test_the_total_is_the_score_and_the_sum_of_its_parts(fake: Engine, scorer):
     assert explanation.scorer == fake.scorer(scorer).name and explanation.text == "red and blue"
 
 
+def test_lists_of_one_are_one(fake: Engine):
+    found = fake.explain([SCENE], ["red and blue"])
+    assert found.matches == fake.explain(SCENE, "red and blue").matches and found.image is not None
+
+
 def test_words_find_their_colours(fake: Engine):
     by_word = {match.text: match for match in fake.explain(SCENE, "red blue", scorer="max_sim").matches}
     assert by_word["red"].box[2] <= 32 <= by_word["blue"].box[0]

@@ -58,17 +58,33 @@ BOTH = pytest.mark.parametrize("make", [full_images, full_texts])
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"embedding": torch.ones(3)}, r"embedding must be a floating-point tensor .* got float32 \(3,\)"),
+        ({"embedding": torch.ones(3)}, r"embedding must be float32 of shape \(B, D\), got float32 \(3,\)"),
         ({"embedding": torch.ones(3, D).int()}, r"embedding must be .* got int32 \(3, 8\)"),
+        ({"embedding": torch.ones(3, D).half()}, r"embedding must be float32 .* got float16 \(3, 8\)"),
+        ({"embedding": torch.ones(3, D).double()}, r"embedding must be float32 .* got float64 \(3, 8\)"),
         ({"embedding": [[1.0]]}, "embedding must be .* got list"),
+        ({"ids": "abc"}, "ids must be a tuple of strings, one for each row, got 'abc'"),
+        ({"ids": ["a", "b", "c"]}, "ids must be a tuple of strings"),
+        ({"ids": ("a", "b", 3)}, "ids must be a tuple of strings"),
+        ({"grid": (2, 3, 1)}, r"grid must be two positive integers .* got \(2, 3, 1\)"),
+        ({"grid": (-2, -3)}, r"grid must be two positive integers .* got \(-2, -3\)"),
+        ({"grid": (2.0, 3)}, r"grid must be two positive integers .* got \(2.0, 3\)"),
+        ({"aligned": 1}, "aligned must be True or False, got 1"),
+        ({"region_plan": None}, "region_plan must be a string, got NoneType"),
+        ({"sizes": torch.ones(3, 3).int()}, r"sizes must be integers of shape \(B, 2\), got int32 \(3, 3\)"),
+        ({"sizes": torch.ones(3, 2)}, r"sizes must be integers of shape \(B, 2\), got float32 \(3, 2\)"),
+        ({"views": torch.ones(3, 2).int()}, r"views must be integers of shape \(B, 4\)"),
+        ({"boxes": torch.ones(3, 5, 4)}, r"boxes must be integers of shape \(B, R, 4\), got float32 \(3, 5, 4\)"),
+        ({"patches": 3}, "patches must be a tensor, got int"),
+        ({"hidden": 3}, "hidden must be a mapping of layers to tensors, got int"),
         ({"ids": ("a",)}, "ids must have one row for each of 3 embeddings, got 1"),
         ({"hidden": {4: torch.ones(2, 7, D)}}, r"hidden\[4\] must have one row for each of 3 embeddings, got 2"),
         ({"sizes": torch.tensor(3)}, "sizes must have one row for each of 3 embeddings, got a single number"),
         ({"patches": torch.ones(3, 6)}, r"patches must be .* three dimensions, got float32 \(3, 6\)"),
         ({"regions": torch.ones(3, 5, D, 1)}, r"regions must be .* three dimensions, got float32 \(3, 5, 8, 1\)"),
         ({"regions": torch.ones(3, 5, D).int()}, "regions must be a floating-point tensor .* got int32"),
-        ({"boxes": torch.ones(3, 5, 2)}, r"boxes must have the shape \(B, R, 4\), got float32 \(3, 5, 2\)"),
-        ({"boxes": torch.ones(3, 4, 4)}, r"region_mask must have the shape \(3, 4\) of boxes, got \(3, 5\)"),
+        ({"boxes": torch.ones(3, 5, 2)}, r"boxes must be integers of shape \(B, R, 4\), got float32 \(3, 5, 2\)"),
+        ({"boxes": torch.ones(3, 4, 4).int()}, r"region_mask must have the shape \(3, 4\) of boxes, got \(3, 5\)"),
         ({"patch_mask": torch.ones(3, 6)}, r"patch_mask must be a bool tensor .* got float32 \(3, 6\)"),
         ({"patch_mask": torch.ones(3, 6, 1).bool()}, r"patch_mask must be .* got bool \(3, 6, 1\)"),
         ({"patch_mask": torch.ones(3, 5).bool()}, r"patch_mask must have the shape \(3, 6\) of patches, got \(3, 5\)"),
@@ -89,6 +105,14 @@ def test_images_that_do_not_fit_together_are_refused(changes, message: str):
         ({"attention_mask": torch.ones(4, 5)}, "attention_mask must be a bool tensor"),
         ({"segment_mask": torch.ones(4, 2).bool()}, r"segment_mask must have the shape \(4, 3\) of segments"),
         ({"segment_negated": torch.ones(4, 2).bool()}, r"segment_negated must have the shape \(4, 3\) of segments"),
+        ({"segment_mask": None}, "segment_texts of row 1 must name 3 to 3 segments .has no segment_mask.* got 1"),
+        ({"segment_texts": (("a",),) * 4}, "segment_texts of row 0 must name 3 to 3 segments .* got 1"),
+        ({"segment_texts": (("a",) * 4,) * 4}, "segment_texts of row 0 must name 3 to 3 segments .* got 4"),
+        ({"segment_texts": ("abc",) * 4}, "segment_texts must be a tuple of tuples of strings"),
+        ({"token_texts": ((1,),) * 4}, "token_texts must be a tuple of tuples of strings"),
+        ({"texts": "abcd"}, "texts must be a tuple of strings, one for each row, got 'abcd'"),
+        ({"end": torch.ones(4)}, r"end must be integers of shape \(B,\), got float32 \(4,\)"),
+        ({"truncated": torch.ones(4)}, r"truncated must be bool of shape \(B,\), got float32 \(4,\)"),
         ({"texts": ("a", "b")}, "texts must have one row for each of 4 embeddings, got 2"),
     ],
 )
@@ -254,7 +278,14 @@ DAMAGED = {
     "no header": ({E: ONES}, None, r"was not written by peaksim \(no header\)"),
     "no kind": ({E: ONES}, header(kind=None), r"has a header that cannot be read \(KeyError\('kind'\)\)"),
     "no version": ({E: ONES}, header(format_version=None), r"cannot be read \(KeyError\('format_version'\)\)"),
-    "odd version": ({E: ONES}, header(format_version=[1]), r"header that cannot be read \(TypeError"),
+    "odd version": ({E: ONES}, header(format_version=[1]), r"must state format_version as a whole .* got \[1\]"),
+    "half a version": ({E: ONES}, header(format_version=1.5), "must state format_version as a whole .* got 1.5"),
+    "version as text": ({E: ONES}, header(format_version="1"), "must state format_version as a whole .* got '1'"),
+    "version as flag": ({E: ONES}, header(format_version=True), "must state format_version as a whole .* got True"),
+    "no such version": ({E: ONES}, header(format_version=0), "must state format_version as a whole .* got 0"),
+    "not finite": ({E: ONES / torch.arange(2)[:, None]}, header(), "is damaged .*embedding must be finite.* row 0"),
+    "half precision": ({E: ONES.half()}, header(), r"is damaged .*embedding must be float32.* got float16"),
+    "ids as one word": ({E: ONES}, header(ids="ab"), "is damaged .*ids must be a tuple of strings"),
     "no JSON": ({E: ONES}, {"peaksim": "{"}, r"header that cannot be read \(JSONDecodeError"),
     "no object": ({E: ONES}, {"peaksim": "3"}, r"header that cannot be read \(TypeError"),
     "other kind": ({E: ONES}, header(kind="TextFeatures"), "other features than ImageFeatures, got 'TextFeatures'"),
@@ -301,3 +332,9 @@ def test_cut_files_are_refused_by_name(kept: float, tmp_path: Path):
 def test_a_missing_file_is_a_missing_file(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match=r"none\.file"):
         TextFeatures.load(tmp_path / "none.file")
+
+
+@BOTH
+def test_features_are_saved_under_a_name(make):
+    with pytest.raises(ValueError, match=r"Features\.save: path must name a file, got ''"):
+        make().save("")

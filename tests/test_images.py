@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 from pathlib import Path
 
@@ -294,3 +295,28 @@ def test_shown_as_a_viewer_shows_it(
     assert difference.max() <= tolerance
     assert np.array_equal(np.asarray(decode(data)), np.asarray(shown))
     assert np.array_equal(np.asarray(decode(str(path))), np.asarray(shown))
+
+
+def test_grey_of_16_bits_may_have_zero_for_white_and_12_bits_their_own_white():
+    deep = colours(4, 1, np.uint16)[:, :, 0]
+    shown = grey3(np.rint(deep / 257).astype(np.uint8))
+    turned = tiff16(65535 - deep, "<", zero_is_white=True)
+    assert np.abs(np.asarray(decode(turned)).astype(int) - shown).max() <= 1
+    assert np.array_equal(np.asarray(decode(Image.open(io.BytesIO(turned)))), np.asarray(decode(turned)))
+    twelve = deep >> 4
+    twelve[0, :2] = (0, 4095)
+    found = np.asarray(decode(tiff16(twelve, "<", bits=12)))
+    assert np.abs(found.astype(int) - grey3(np.rint(twelve * (255 / 4095)).astype(np.uint8))).max() <= 1
+    assert found[0, :2, 0].tolist() == [0, 255]
+
+
+def test_floating_point_grey_may_have_zero_for_white():
+    image = Image.fromarray(np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4))
+    plain, turned = (np.asarray(decode(saved(image, "TIFF", tiffinfo={262: value}))) for value in (1, 0))
+    assert plain[0, 0, 0] == 0 and np.array_equal(turned, 255 - plain)
+
+
+def test_the_gamma_of_a_png_counts_for_nothing():
+    grey = np.full((H, W, 1), 100)
+    with_gamma = png(grey, 8, 0, (b"gAMA", struct.pack(">I", 100000)))
+    assert np.array_equal(np.asarray(decode(with_gamma)), np.asarray(decode(png(grey, 8, 0))))

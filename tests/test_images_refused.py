@@ -226,3 +226,16 @@ def test_decode_many_edges() -> None:
 def test_decode_many_refuses_wrong_options(options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         decode_many([good(1), good(2)], **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: decode(NOISE, max_pixels="5"), "decode: max_pixels must be an integer, got str"),
+        (lambda: decode(NOISE, max_pixels=1e6), "decode: max_pixels must be an integer, got float"),
+        (lambda: decode_many([NOISE], threads="2"), "decode_many: threads must be an integer, got str"),
+    ],
+)
+def test_options_of_another_type_are_named(call, message: str):
+    with pytest.raises(TypeError, match=message):
+        call()

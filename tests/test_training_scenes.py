@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,6 +58,53 @@ def test_a_stopped_run_goes_on_to_the_same_weights_and_log(tmp_path):
     assert all(torch.equal(whole[key], resumed[key]) for key in whole)
     steps = [json.loads(line)["step"] for line in (tmp_path / "stopped" / "log.jsonl").read_text().splitlines()]
     assert steps == [3, 6]
+
+
+KILLED = """
+import os, signal, sys
+from dataclasses import replace
+from pathlib import Path
+from engine.encoders.scenes_model import ScenesModelConfig
+from engine.training.scenes import ScenesTrainConfig, train
+
+model = ScenesModelConfig(width=16, heads=2, image_layers=1, text_layers=2, stem_width=8, embed_dim=8)
+steps = dict(steps=6, batch_size=8, warmup_steps=2, checkpoint_every=int(sys.argv[2]), evaluate_every=3)
+train(
+    ScenesTrainConfig(output=Path(sys.argv[1]), threads=1, model=model, **steps),
+    evaluate=lambda model, tokenizer: os.kill(os.getpid(), signal.SIGKILL),
+)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no such signal on this system")
+@pytest.mark.parametrize(("checkpoint_every", "kept"), [(2, 2), (5, 0)])
+def test_a_killed_run_goes_on_to_the_same_weights(tmp_path, checkpoint_every, kept):
+    killed = tmp_path / "killed"
+    call = [sys.executable, "-c", KILLED, str(killed), str(checkpoint_every)]
+    assert subprocess.run(call, check=False).returncode == -signal.SIGKILL
+    assert torch.load(killed / "checkpoint.pt", weights_only=True)["step"] == kept
+    assert not (killed / "model.safetensors").exists()
+    train(config(killed, threads=1))
+    train(config(tmp_path / "whole", threads=1))
+    whole, resumed = weights(tmp_path / "whole"), weights(killed)
+    assert all(torch.equal(whole[key], resumed[key]) for key in whole)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.json", "log.jsonl"])
+def test_a_folder_of_another_run_is_left_as_it_is(tmp_path, name):
+    (tmp_path / name).write_text("precious")
+    with pytest.raises(ValueError, match=rf"{tmp_path} holds {name} and no checkpoint\.pt to go on from; choose"):
+        train(config(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == [name] and (tmp_path / name).read_text() == "precious"
+
+
+def test_a_finished_model_is_not_trained_over(tmp_path):
+    train(config(tmp_path))
+    (tmp_path / "checkpoint.pt").unlink()
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ValueError, match=r"holds model\.safetensors, model\.json, log\.jsonl and no checkpoint\.pt"):
+        train(config(tmp_path, seed=1))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_a_line_torn_by_a_crash_is_dropped(tmp_path):
@@ -131,6 +182,19 @@ def test_the_learning_rate_warms_up_and_falls_to_zero(tmp_path):
         ({"warmup_steps": -1}, "warmup_steps must be at least 0, got -1"),
         ({"threads": -3}, "threads must be at least 0, got -3"),
         ({"presence_until": 0.0}, r"presence_until must be in \(0, 1\], got 0.0"),
+        ({"presence_until": math.nan}, r"presence_until must be in \(0, 1\], got nan"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"seed": 1 << 63}, r"seed must be below 2\*\*63, got 9223372036854775808"),
+        ({"learning_rate": math.nan}, "ScenesTrainConfig: learning_rate must be finite and above 0, got nan"),
+        ({"learning_rate": 0.0}, "ScenesTrainConfig: learning_rate must be finite and above 0, got 0.0"),
+        ({"block_learning_rate": math.inf}, "block_learning_rate must be finite and above 0, got inf"),
+        ({"clip_norm": -1.0}, "clip_norm must be finite and above 0, got -1.0"),
+        ({"max_scale": 0.0}, "max_scale must be finite and above 0, got 0.0"),
+        ({"weight_decay": -0.1}, "weight_decay must be finite, at least 0, got -0.1"),
+        ({"presence_weight": math.nan}, "presence_weight must be finite, at least 0, got nan"),
+        ({"count_weight": math.inf}, "count_weight must be finite, at least 0, got inf"),
+        ({"one_group_until": 1.5}, r"one_group_until must be in \[0, 1\], got 1.5"),
+        ({"two_groups_until": math.nan}, r"two_groups_until must be in \[0, 1\], got nan"),
     ],
 )
 def test_wrong_settings_are_refused(tmp_path, changes, message):

@@ -12,8 +12,8 @@ import numpy as np
 
 from engine.benchmarks.baselines import blind_scores
 from engine.benchmarks.ranking import evaluate_retrieval
-from engine.benchmarks.score_file import ScoreFile, header_of
-from engine.benchmarks.sources import cut_rows, source_of, take
+from engine.benchmarks.score_file import ScoreFile, terms_of
+from engine.benchmarks.sources import check_words, cut_rows, source_of, take
 from engine.benchmarks.subject import Subject
 from engine.benchmarks.summary import Result, summarise_choice, summarise_group
 from engine.datasets.base import GROUP, Dataset, ImageRef, Item, RetrievalDataset
@@ -52,7 +52,8 @@ def evaluate(
     Raises
     ------
     ValueError: nothing to score, a subject that gives other than finite scores of the agreed shape (the
-        message names item, image and text), or a score file of another evaluation.
+        message names item, image and text), a text without a word for a subject that needs words, a box outside
+        its picture, or a file that is no score file of this evaluation.
     Whatever the subject raises, e.g. for a picture that cannot be read; the scores so far are on disk.
     """
     if chunk_items < 1:
@@ -60,12 +61,13 @@ def evaluate(
     chosen = dataset.select(limit=limit, shard=shard)
     if not len(chosen):
         raise ValueError(f"evaluate: {dataset.name} has no items to score ({chosen.edition})")
-    scores = ScoreFile(None if resume_path is None else Path(resume_path), header_of(chosen, subject))
+    scores = ScoreFile(None if resume_path is None else Path(resume_path), terms_of(dataset, subject, limit=limit))
     if isinstance(chosen, RetrievalDataset):
         return evaluate_retrieval(chosen, subject, scores, progress)
     pending = [item for item in chosen.items if item.id not in scores.records]
     # Items of one picture come together, whatever their place in the file.
     pending.sort(key=lambda item: [ref.name for ref in item.images])
+    check_words(subject, dataset.name, ((f"item {item.id!r}", text) for item in pending for text in item.texts))
     for start in range(0, len(pending), chunk_items):
         _report(progress, len(chosen) - len(pending) + start, len(chosen))
         chunk = pending[start : start + chunk_items]
@@ -85,7 +87,8 @@ def score_items(items: Sequence[Item], subject: Subject) -> Iterator[dict[str, A
     texts = list(dict.fromkeys(pair.text for pair in pairs))
     image_row = {ref: row for row, ref in enumerate(refs)}
     text_row = {text: row for row, text in enumerate(texts)}
-    images: Any = [source_of(ref, subject) for ref in refs]
+    owner = {pair.ref: pair.item for pair in reversed(pairs)}
+    images: Any = [source_of(ref, subject, where=f"item {owner[ref]!r}") for ref in refs]
     captions: Any = texts
     if subject.encode_images is not None and subject.encode_texts is not None:
         images, captions = subject.encode_images(images), subject.encode_texts(texts)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
+from typing import Literal
 
 from engine.choices import OnMissing
 from engine.datasets.aro import read_order, read_vg_attribution, read_vg_relation
@@ -21,17 +22,18 @@ FilePath = str | PathLike[str]
 
 @dataclass(frozen=True)
 class Official:
-    """A benchmark's reader, and the places of its annotations and images below the data folder."""
+    """A benchmark's reader, the places of its annotations and images below the data folder, and what the former is."""
 
     read: Callable[..., Dataset | RetrievalDataset]
     annotations: str
     images: str
+    form: Literal["file", "folder", "file or folder"] = "file"
 
 
 _COCO = "coco/val2017"
 OFFICIAL: Mapping[str, Official] = {
-    "sugarcrepe": Official(read_sugarcrepe, "sugarcrepe", _COCO),
-    "winoground": Official(read_winoground, "winoground", "winoground/images"),
+    "sugarcrepe": Official(read_sugarcrepe, "sugarcrepe", _COCO, "file or folder"),
+    "winoground": Official(read_winoground, "winoground", "winoground/images", "folder"),
     "bivlc": Official(read_bivlc, "bivlc/bivlc.csv", "bivlc/images"),
     "vg_relation": Official(read_vg_relation, "aro/visual_genome_relation.json", "aro/images"),
     "vg_attribution": Official(read_vg_attribution, "aro/visual_genome_attribution.json", "aro/images"),
@@ -82,7 +84,8 @@ def read_official(
     on_missing: ``"error"`` or ``"skip"`` (leave out items whose image is missing, and say so).
     tags: of Winoground, its ``new_tag_assignments.json``.
 
-    Raises ValueError for another name, a place that is not given, and what the readers raise;
+    Raises ValueError for another name, a place that is not given, a file in place of a folder or the reverse, and what
+    the readers raise;
     FileNotFoundError for annotations or a folder of images that are not there.
     """
     if name not in OFFICIAL:
@@ -96,6 +99,11 @@ def read_official(
     text_place = Path(data or "", place.annotations) if annotations is None else Path(annotations)
     if not text_place.exists():
         raise FileNotFoundError(f"{name}: its annotations must be at {text_place}, there is nothing")
+    found = "folder" if text_place.is_dir() else "file"
+    if found not in place.form:
+        raise ValueError(f"{name}: its annotations must be a {place.form}, got the {found} {text_place}")
+    if tags is not None and Path(tags).is_dir():
+        raise ValueError(f"{name}: its tags must be a file, got the folder {tags}")
     picture_place = None if images is None else Path(images)
     if pictures and images is None:
         picture_place = Path(data or "", place.images)

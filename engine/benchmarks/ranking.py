@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from engine.benchmarks.score_file import ScoreFile
-from engine.benchmarks.sources import cut_rows, source_of, take
+from engine.benchmarks.sources import check_words, cut_rows, source_of, take
 from engine.benchmarks.subject import Subject
 from engine.benchmarks.summary import Result, make_lines, margins
 from engine.datasets.base import RetrievalDataset
@@ -43,6 +43,7 @@ def evaluate_retrieval(dataset: RetrievalDataset, subject: Subject, scores: Scor
     }
     done = len(dataset.queries) - sum(map(len, pending.values()))
     if any(pending.values()):
+        check_words(subject, dataset.name, ((f"query 'text/{row}'", text) for row, text in enumerate(dataset.texts)))
         images, texts = _encoded(dataset, subject)
         for side, rows in pending.items():
             queries, candidates = (texts, images) if side == "text" else (images, texts)
@@ -81,7 +82,7 @@ def _encoded(dataset: RetrievalDataset, subject: Subject) -> tuple[list[_Part], 
     images, texts = [], []
     for start in range(0, len(dataset.images), PART_ROWS):
         rows = range(start, min(start + PART_ROWS, len(dataset.images)))
-        sources = [source_of(dataset.images[row], subject) for row in rows]
+        sources = [source_of(dataset.images[row], subject, where=f"query 'image/{row}'") for row in rows]
         encode = subject.encode_images
         images.append(_Part(rows, sources if encode is None else encode(sources)))
     for start in range(0, len(dataset.texts), PART_ROWS):
@@ -161,7 +162,7 @@ def _summarise(dataset: RetrievalDataset, subject: Subject, scores: ScoreFile) -
         columns[f"R@{k} any"] = recall_credit(every, k)
     lines = make_lines(columns, [[SIDES[name.split("/")[0]]] for name in dataset.queries])
     tied = own.equal > 0
-    cut = sum("cut" in record for record in records)
+    cut = sum(bool(record.get("cut")) for record in records)
     margin = np.array([record["margin"] for record in records if record["margin"] is not None], dtype=np.float64)
     return Result(
         dataset.name,

@@ -8,12 +8,15 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from engine.encoders.base import Encoder
 from engine.metrics import Scores
 from engine.scorers.base import Scorer
 from engine.scorers.registry import get_scorer
 
 if TYPE_CHECKING:
     from engine.engine import Engine
+
+TOKENIZED_AT_ONCE = 4096
 
 
 class ScoreFunction(Protocol):
@@ -41,6 +44,7 @@ class Subject:
         numbers selects from. With both, every image and text of a chunk is encoded once however many
         pairs it is in; without, ``score`` sees it once a pair.
     reads_images: False for baselines: they are given the ``ImageRef`` and nothing is decoded.
+    wordless: rows of the texts that it cannot score because it finds no word in them; None when it takes any text.
     """
 
     name: str
@@ -49,6 +53,7 @@ class Subject:
     encode_images: Callable[[Sequence[Any]], Any] | None = None
     encode_texts: Callable[[Sequence[str]], Any] | None = None
     reads_images: bool = True
+    wordless: Callable[[Sequence[str]], Sequence[int]] | None = None
 
     def __post_init__(self) -> None:
         if (self.encode_images is None) != (self.encode_texts is None):
@@ -62,6 +67,8 @@ def subject_of(engine: Engine, scorer: str | Scorer = "global", *, batch_size: i
     part of the name; ``batch_size`` of the encoder.
     """
     chosen = get_scorer(scorer)
+    # Without a segment the whole caption is scored; without a word piece there is nothing.
+    needs_words = chosen.needs().tokens
     segmenter = f" · {engine.segmenter.name}" if chosen.needs().segments else ""
     return Subject(
         f"{engine.spec.name} · {label(chosen)}",
@@ -69,6 +76,7 @@ def subject_of(engine: Engine, scorer: str | Scorer = "global", *, batch_size: i
         partial(engine.score, scorer=chosen, batch_size=batch_size),
         partial(engine.encode_images, scorer=chosen, batch_size=batch_size),
         partial(_encode_texts, partial(engine.encode_texts, scorer=chosen, batch_size=batch_size)),
+        wordless=partial(_wordless, engine.encoder) if needs_words else None,
     )
 
 
@@ -86,6 +94,15 @@ def label(scorer: Scorer) -> str:
         if value != option.default and isinstance(value, str | int | float | tuple | None)
     ]
     return " ".join([scorer.name, *shown])
+
+
+def _wordless(encoder: Encoder, texts: Sequence[str]) -> list[int]:
+    """Rows of the texts in which the encoder finds no word piece."""
+    found = []
+    for start in range(0, len(texts), TOKENIZED_AT_ONCE):
+        words = encoder.tokenize(texts[start : start + TOKENIZED_AT_ONCE]).word_mask.any(dim=1)
+        found += [start + row for row in (~words).nonzero().flatten().tolist()]
+    return found
 
 
 def _encode_texts(encode: Callable[[Sequence[str]], Any], texts: Sequence[str]) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import Positional, UseAppendAction, arg
 
 from engine.cli.options import OptionalFile, Shared, WithModel, WithScorer, captions, check_text, image_files, wants_bar
-from engine.cli.outputs import check_file
+from engine.cli.outputs import check_apart, check_file
 from engine.cli.tables import report, show_json, show_line, show_table, show_text_table
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ class Explain(WithScorer):
         """Print the matches and save the picture when asked to."""
         check_text("--text", [self.text])
         check_file("--draw", self.draw, suffixes=DRAWN)
+        check_apart([("--draw", self.draw)], [("the picture", Path(self.image))])
         scorer = self.chosen()
         explanation = self.engine(segmenter=self.segmenter).explain(self.image, self.text, scorer=scorer)
         if self.draw is not None:

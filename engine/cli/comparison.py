@@ -12,7 +12,7 @@ from engine.atomic_files import write_text
 from engine.choices import OnMissing
 from engine.cli.evaluation import SCENES_ITEMS, Baseline, Benchmark, in_words
 from engine.cli.options import OnDevice, OptionalFolder, check_limit, scorer_named
-from engine.cli.outputs import check_file, check_folder
+from engine.cli.outputs import check_apart, check_file, check_folder
 from engine.cli.progress import Told, bar
 from engine.cli.tables import report, show_json_text, show_markdown
 
@@ -95,6 +95,9 @@ class Compare(OnDevice):
         check_limit(self.limit)
         for path in self.out:
             check_file("compare: --out", path, suffixes=FORMATS)
+        check_apart(
+            [("compare: --out", path) for path in self.out], [("a result to read", path) for path in self.saved]
+        )
         if self.models or self.baselines:
             check_folder("compare: --results", self.results)
 

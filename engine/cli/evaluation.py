@@ -13,7 +13,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 from engine.atomic_files import write_text
 from engine.choices import OnMissing
 from engine.cli.options import OptionalFile, OptionalFolder, OptionalPath, WithScorer, check_limit, scorer_with
-from engine.cli.outputs import check_file
+from engine.cli.outputs import check_apart, check_file
 from engine.cli.progress import bar, steps
 from engine.cli.tables import report, show_json_text, show_line, show_markdown
 
@@ -88,6 +88,10 @@ class Eval(WithScorer):
         check_limit(self.limit)
         check_file("--out", self.out)
         check_file("--resume", self.resume)
+        read = [("--annotations", self.annotations), ("--tags", self.tags)]
+        # The file that shards are joined into may be one of them: it keeps what it holds.
+        check_apart([("--resume", self.resume)], read)
+        check_apart([("--out", self.out)], [*read, ("--resume", self.resume), *(("--merge", p) for p in self.merge)])
         if self.benchmark == "scenes":
             return self._run_scenes()
         if self.benchmark == "scenes_negation":
@@ -154,7 +158,7 @@ class Eval(WithScorer):
         from engine.benchmarks.evaluate import evaluate
         from engine.benchmarks.official import read_official
         from engine.benchmarks.report import to_markdown
-        from engine.benchmarks.score_file import merge_score_files
+        from engine.benchmarks.score_file import merge_score_files, terms_of
 
         shard = None if self.shard is None else shard_of(self.shard)
         dataset = read_official(
@@ -169,7 +173,7 @@ class Eval(WithScorer):
         report(in_words(dataset))
         subject = self._subject(dataset)
         if self.merge and self.resume is not None:
-            merge_score_files(self.merge, self.resume)
+            merge_score_files(self.merge, self.resume, terms_of(dataset, subject, limit=self.limit))
         with bar("items") as advance:
             found = evaluate(
                 dataset,

@@ -90,7 +90,7 @@ class WithScorer(WithModel):
 def scorer_with(name: str, options: tuple[str, ...]) -> Scorer:
     """The scorer of that name with ``NAME=VALUE`` options read as its fields' types.
 
-    Raises ValueError for an unknown scorer or option, or a value of the wrong kind.
+    Raises ValueError for an unknown scorer or option, one given twice, or a value of the wrong kind.
     """
     from engine.scorers.registry import get_scorer
 
@@ -103,6 +103,8 @@ def scorer_with(name: str, options: tuple[str, ...]) -> Scorer:
         if not equals or field not in known:
             names = ", ".join(known) or "it has none"
             raise ValueError(f"--option: must be NAME=VALUE with an option of {name!r} ({names}), got {option!r}")
+        if field in values:
+            raise ValueError(f"--option: {field} must be given once, got {' and '.join(options)}")
         values[field] = _value(field, text, known[field])
     return kind(**values)
 

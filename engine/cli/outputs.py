@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -30,6 +31,23 @@ def check_file(option: str, path: Path | None, *, suffixes: tuple[str, ...] = ()
     _check_writable(option, path, path.resolve().parent)
 
 
+def check_apart(outputs: Iterable[tuple[str, Path | None]], inputs: Iterable[tuple[str, Path | None]]) -> None:
+    """See that nothing is written over what is read, whatever the paths are called, and no two outputs are one file.
+
+    Arguments: pairs of an option as the user wrote it and its path, None where it was not given.
+
+    Raises ValueError naming both options and the path.
+    """
+    held = [(option, path) for option, path in inputs if path is not None]
+    for option, path in outputs:
+        if path is None:
+            continue
+        for other, its in held:
+            if _is_same(path, its):
+                raise ValueError(f"{option} must be another file than {other}, got {path} for both")
+        held.append((option, path))
+
+
 def check_folder(option: str, path: Path) -> None:
     """Make a folder that files are to be written into, and see that they can be.
 
@@ -38,6 +56,13 @@ def check_folder(option: str, path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise ValueError(f"{option} must be a folder, got the file {path}")
     _check_writable(option, path, path)
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    # Devices and pipes keep nothing that could be lost.
+    if one.exists() and other.exists():
+        return one.is_file() and one.samefile(other)
+    return one.resolve() == other.resolve()
 
 
 def _check_writable(option: str, path: Path, folder: Path) -> None:

@@ -1,9 +1,10 @@
 """ARO (Yuksekgonul et al., arXiv 2210.01936): relations, attributes, word order.
 
 On disk: `visual_genome_relation.json` and `visual_genome_attribution.json`, lists of objects with
-`image_path`, `bbox_x, bbox_y, bbox_w, bbox_h` (the picture is cut to this box before it is scored),
-`true_caption`, `false_caption` and `relation_name` or `attributes`; and for the order tasks
-`coco_karpathy_test.json` or `flickr30k_test.json`, lists of `{image, caption: [five texts]}`.
+`image_path`, `bbox_x, bbox_y, bbox_w, bbox_h` (the picture is cut to this box before it is scored; what of a box lies
+outside the picture is black, as with the official code's `Image.crop`), `true_caption`, `false_caption` and
+`relation_name` or `attributes`; and for the order tasks `coco_karpathy_test.json` or `flickr30k_test.json`, lists of
+`{image, caption: [five texts]}`.
 """
 
 from __future__ import annotations
@@ -177,6 +178,8 @@ def _read_boxed(
         x, y, w, h = (int_field(row, f"bbox_{side}", where=where) for side in "xywh")
         if w <= 0 or h <= 0:
             raise ValueError(f"{where}: bbox_w and bbox_h must be positive, got {w} x {h}")
+        if x + w <= 0 or y + h <= 0:
+            raise ValueError(f"{where}: the box must overlap the picture {name!r}, got {x, y, x + w, y + h}")
         texts = tuple(text_field(row, f"{truth}_caption", where=where) for truth in ("false", "true"))
         ref = ImageRef(name, finder.find(name), (x, y, x + w, y + h))
         tags = ("identical options",) if texts[0] == texts[1] else ()

@@ -82,7 +82,8 @@ class Dataset:
         items: in file order, ids unique.
         missing: names of images that the folder lacks; items that need them were left out.
         notes: facts a reader of the numbers must know (identical options, leaked remarks, …).
-        fingerprint: of the items as read, before any limit or shard; what resuming checks.
+        fingerprint: of the items as read and the sizes of their picture files, before any limit or shard; what
+            resuming checks. What is in the pictures is not read.
 
     Raises:
         ValueError: double ids and for items that do not fit the rule.
@@ -156,7 +157,8 @@ class RetrievalDataset:
             texts = (f"text/{row}" for row in range(len(self.texts)))
             object.__setattr__(self, "queries", (*texts, *(f"image/{i}" for i in range(len(self.images)))))
         if not self.fingerprint:
-            facts = [[ref.name for ref in self.images], list(self.texts), list(self.owner)]
+            images = [[ref.name, *_file_size(ref)] for ref in self.images]
+            facts = [images, list(self.texts), list(self.owner)]
             object.__setattr__(self, "fingerprint", fingerprint(facts))
 
     def __len__(self) -> int:
@@ -305,7 +307,17 @@ def _check_item(who: str, kind: str, item: Item) -> None:
 
 
 def _facts(item: Item) -> list[object]:
-    return [item.id, [[ref.name, ref.box] for ref in item.images], item.texts, item.right, item.type]
+    images = [[ref.name, ref.box, *_file_size(ref)] for ref in item.images]
+    return [item.id, images, item.texts, item.right, item.type]
+
+
+def _file_size(ref: ImageRef) -> tuple[int, ...]:
+    """The size of the picture's file, in bytes, when there is one: tells most changed pictures without reading them."""
+    try:
+        return () if ref.path is None else (ref.path.stat().st_size,)
+    except OSError:
+        # Whoever opens it will say so.
+        return ()
 
 
 def _part(kept: int, of: int, limit: int | None, shard: tuple[int, int] | None) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import codecs
 import csv
+import io
 import json
 from collections.abc import Iterator, Sequence
 from os import PathLike
@@ -17,50 +19,98 @@ FilePath: TypeAlias = str | PathLike[str]
 MAX_CELL_CHARS = 100_000
 
 
+def read_text(path: FilePath, *, who: str = "read_text") -> str:
+    """The text of a file in UTF-8, its byte order mark left out and its line ends as they are.
+
+    Raises:
+        ValueError: a folder, or bytes that are not UTF-8, with their line.
+        OSError: the file cannot be read.
+    """
+    if Path(path).is_dir():
+        raise ValueError(f"{who}: {path} must be a file, got a folder")
+    data = Path(path).read_bytes().removeprefix(codecs.BOM_UTF8)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{who}: {path} line {line} must be UTF-8, got byte 0x{data[error.start]:02x}") from error
+
+
 def read_json(path: FilePath) -> Any:
-    """A JSON file in UTF-8. Raises ValueError for broken JSON or a key that comes twice in one object."""
-    with open(path, encoding="utf-8-sig") as file:
-        try:
-            return json.load(file, object_pairs_hook=_without_doubles)
-        except ValueError as error:
-            raise ValueError(f"read_json: {path} must be JSON without double keys: {error}") from error
+    """A JSON file in UTF-8.
+
+    Raises ValueError naming the file for broken JSON, a key that comes twice in one object, and what `read_text`
+    refuses.
+    """
+    text = read_text(path, who="read_json")
+    try:
+        return json.loads(text, object_pairs_hook=_without_doubles)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"read_json: {path} must be JSON without double keys: {error}") from error
 
 
 def read_json_lines(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line number and object of each line that is not blank. Raises ValueError naming the line."""
-    with open(path, encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                value = json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"read_json_lines: {path} line {number} must be JSON: {error}") from error
-            if not isinstance(value, dict):
-                raise ValueError(f"read_json_lines: {path} line {number} must be an object, got {value!r:.80}")
-            yield number, value
+    """Line number and object of each line that is not blank.
+
+    Raises ValueError naming file and line, also for what `read_text` refuses.
+    """
+    for number, line in enumerate(io.StringIO(read_text(path, who="read_json_lines"), newline=None), 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"read_json_lines: {path} line {number} must be JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise ValueError(f"read_json_lines: {path} line {number} must be an object, got {value!r:.80}")
+        yield number, value
 
 
 def read_csv(path: FilePath, columns: Sequence[str], *, delimiter: str = ",") -> list[dict[str, str]]:
     """Rows of a CSV file with a header, by column name; the columns' order is free, further ones are kept.
 
     Raises:
-        ValueError: a wanted column is absent or a row has another number of cells than the header.
+        ValueError: naming the file, a wanted column is absent, a column comes twice or a row has another number of
+            cells than the header; broken quotes, or a cell longer than the `csv` module takes (131072 characters, the
+            usual sign of a quote that is never closed), with the line where the row begins; what `read_text` refuses.
     """
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, delimiter=delimiter, strict=True)
-        header = reader.fieldnames or []
-        absent = [column for column in columns if column not in header]
-        if absent:
-            raise ValueError(f"read_csv: {path} must have columns {list(columns)}, got {list(header)}")
-        rows = []
-        for row in reader:
-            if None in row or None in row.values():
-                raise ValueError(
-                    f"read_csv: {path} line {reader.line_num} must have {len(header)} cells like the header"
-                )
-            rows.append(dict(row))
+    reader = csv.reader(io.StringIO(read_text(path, who="read_csv"), newline=""), delimiter=delimiter, strict=True)
+    header: list[str] = []
+    rows: list[dict[str, str]] = []
+    while True:
+        start = reader.line_num + 1
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            raise ValueError(
+                f"read_csv: {path} line {start} must begin a row of CSV with its quotes closed, got: {error}"
+            ) from error
+        if cells is None:
+            break
+        # Blank lines are no rows.
+        if not cells:
+            continue
+        if not header:
+            header = cells
+            _check_columns(path, header, columns)
+        elif len(cells) != len(header):
+            raise ValueError(
+                f"read_csv: {path} line {start} must have {len(header)} cells like the header, got {len(cells)}"
+            )
+        else:
+            rows.append(dict(zip(header, cells, strict=True)))
+    if not header:
+        _check_columns(path, header, columns)
     return rows
+
+
+def _check_columns(path: FilePath, header: Sequence[str], columns: Sequence[str]) -> None:
+    if any(column not in header for column in columns):
+        raise ValueError(f"read_csv: {path} must have columns {list(columns)}, got {list(header)}")
+    # Columns without a name are left by programs that number rows, and nothing reads them.
+    double = [column for column in header if column and header.count(column) > 1]
+    if double:
+        raise ValueError(f"read_csv: {path} must have column {double[0]!r} once, got {list(header)}")
 
 
 def parse_text_list(cell: str, *, where: str) -> list[str]:

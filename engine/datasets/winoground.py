@@ -61,8 +61,11 @@ def _read_tags(path: FilePath | None) -> dict[str, list[str]] | None:
     if path is None:
         return None
     tags = read_json(path)
-    if not isinstance(tags, dict) or not all(isinstance(value, list) for value in tags.values()):
-        raise ValueError(f"winoground: {path} must be an object of id -> list of tags")
+    if not isinstance(tags, dict):
+        raise ValueError(f"winoground: tags: {path} must be an object of id -> list of tags")
+    for name, value in tags.items():
+        if not isinstance(value, list) or not all(isinstance(tag, str) for tag in value):
+            raise ValueError(f"winoground: tags: {path} must hold a list of tags for id {name!r}, got {value!r:.80}")
     return tags
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from engine.choices import CropMode, Fill, Probability
 from engine.crops import crop_grid, crops
-from engine.encoders.inputs import as_texts, check_batch_size, check_regions
+from engine.encoders.inputs import as_texts, check_batch_size, check_inside, check_regions
 from engine.encoders.windows import pad_windows, window_cells
 from engine.features import ImageFeatures, RegionPlan, TextFeatures, TextReadout
 from engine.images import Interpolation, ResizePolicy, normalise, resize
@@ -175,14 +175,14 @@ class Encoder(ABC):
             tap: patch tap to read, None for no patches.
             layers: 1-indexed image blocks whose outputs are kept.
             regions: also encode the regions of this plan, each squashed to the input (`preprocess_region`).
-            boxes: for each image its own rectangles `(R, 4)`, taken in place of the plan's grid; the plan's mode
-                and fill still apply.
+            boxes: for each image its own rectangles `(R, 4)`, taken in place of the plan's grid and its whole image;
+                the plan's mode and fill still apply.
             batch_size: images (and crops) in one pass.
             progress: called with (images done, images in all).
 
         Raises:
-            ValueError: no images, an unknown tap or grid, an image without regions, a batch size below 1, or features
-                that are not finite.
+            ValueError: no images, an unknown tap or grid, an image without regions, a region without a pixel of its
+                image, a batch size below 1, or features that are not finite.
         """
         check_batch_size("encode_images", batch_size)
         if len(images) == 0:
@@ -193,6 +193,8 @@ class Encoder(ABC):
         for start in range(0, len(images), batch_size):
             batch = images[start : start + batch_size]
             own = None if boxes is None else boxes[start : start + batch_size]
+            if own is not None:
+                check_inside("encode_images", own, batch, range(start, start + len(batch)))
             part = self._encode_batch(batch, tap, layers, regions, own, batch_size)
             _check_finite("encode_images", part.embedding, start)
             parts.append(part)
@@ -284,7 +286,7 @@ class Encoder(ABC):
             flat = self._encode_cut_out(images, boxes, plan, batch_size)
         else:
             flat = torch.cat([rows[1 : 1 + len(held)] for rows, held in zip(windows, boxes, strict=True)])
-        return _with_regions(part, flat, boxes, str(plan) if own is None else "")
+        return _with_regions(part, flat, boxes, str(plan) if own is None else plan.of_own_boxes)
 
     def _encode_cut_out(
         self, images: Sequence[Image.Image], boxes: Sequence[np.ndarray], plan: RegionPlan, batch_size: int

@@ -84,7 +84,7 @@ def encode_captions(
     """Features of captions, in order, with what `needs` asks for.
 
     Each distinct caption and each distinct segment (put into `needs.segment_template`) is encoded once.
-    A caption that was cut is named in a UserWarning, and so are captions that became equal by the cut.
+    A caption or segment that was cut is named in a UserWarning, and so are those that became equal by the cut.
 
     Raises what `Encoder.encode_texts` raises, and ValueError when segments are needed and not given, or
     not given for every caption.
@@ -110,13 +110,15 @@ def encode_captions(
     row_of = {text: row for row, text in enumerate(captions)}
     if len(captions) != len(texts):
         features = features[[row_of[text] for text in texts]]
-    _report_cuts(encoder, features, texts)
+    _report_cuts(encoder, features, "text", list(map(str, range(len(texts)))), texts)
     if segments is None:
         return features
     vectors = features.embedding[:1]
     if phrases:
         sentences = [needs.segment_template.replace("{}", phrase) for phrase in phrases]
-        vectors = encoder.encode_texts(sentences, batch_size=batch_size, progress=done.part()).embedding
+        found = encoder.encode_texts(sentences, batch_size=batch_size, progress=done.part())
+        _report_cuts(encoder, found, "segment", _places(segments, phrases), phrases)
+        vectors = found.embedding
     return _with_segments(features, segments, vectors, phrases, needs.segment_template)
 
 
@@ -129,8 +131,11 @@ def label_prompts(
 
     Raises:
         ValueError: no label, the same label twice, or a template without `{}`.
+        TypeError: a label or template that is no string, templates that are one.
     """
     names = [labels] if isinstance(labels, str) else list(labels)
+    if isinstance(templates, str):
+        raise TypeError(f"classify: templates must be a list of strings, got one string {templates!r}")
     for kind, given in (("label", names), ("template", templates)):
         for row, text in enumerate(given):
             check_text("classify", f"{kind} {row}", text)
@@ -139,7 +144,8 @@ def label_prompts(
     if not templates or any("{}" not in template for template in templates):
         raise ValueError(f"classify: every template must hold {{}}, where the label goes, got {list(templates)}")
     sentences = [template.replace("{}", name) for name in names for template in templates]
-    features = encode_captions(encoder, sentences, Needs(), batch_size=batch_size)
+    features = encoder.encode_texts(sentences, batch_size=batch_size)
+    _report_cut_labels(encoder, features, names)
     mean = features.embedding.unflatten(0, (len(names), len(templates))).mean(dim=1)
     return TextFeatures(functional.normalize(mean, dim=-1), texts=tuple(names), fingerprint=features.fingerprint)
 
@@ -170,23 +176,67 @@ def _with_segments(
     )
 
 
-def _report_cuts(encoder: Encoder, features: TextFeatures, texts: Sequence[str]) -> None:
-    """Warn of captions longer than the model's context, and of those that the cut made equal."""
+def _places(segments: CaptionSegments, phrases: Sequence[str]) -> list[str]:
+    """Where each phrase stands first, in words."""
+    first: dict[str, str] = {}
+    for row, parts in enumerate(segments.texts):
+        for place, part in enumerate(parts):
+            first.setdefault(part, f"{place} of text {row}")
+    return [first[phrase] for phrase in phrases]
+
+
+def _report_cuts(
+    encoder: Encoder, features: TextFeatures, kind: str, names: Sequence[str], words: Sequence[str]
+) -> None:
+    """Warn of captions or segments longer than the model's context, and of those that the cut made equal.
+
+    `names` and `words` are those of the rows of `features`; the words stand without their template.
+    """
     if features.truncated is None or not bool(features.truncated.any()):
         return
     rows = features.truncated.nonzero().flatten().tolist()
-    shown = ", ".join(f"{row} ({_short(texts[row])})" for row in rows[:NAMED_ROWS])
+    shown = ", ".join(f"{names[row]} ({_short(words[row])})" for row in rows[:NAMED_ROWS])
     more = f" and {len(rows) - NAMED_ROWS} more" if len(rows) > NAMED_ROWS else ""
-    message = f"encode_texts: longer than the model's context and cut: text {shown}{more}"
+    message = f"encode_texts: longer than the model's context and cut: {kind} {shown}{more}"
+    found = _equal_after_cut(encoder, features, rows)
+    if found:
+        groups = ", ".join(f"[{', '.join(names[row] for row in group)}]" for group in found[:NAMED_ROWS])
+        message += f"; equal after the cut, so they score alike: {kind}s {groups}"
+    warnings.warn(message, UserWarning, stacklevel=4)
+
+
+def _report_cut_labels(encoder: Encoder, features: TextFeatures, labels: Sequence[str]) -> None:
+    """Warn of labels one of whose sentences is longer than the model's context, in the words of the labels.
+
+    `features` are those of the sentences, as many for each label in turn.
+    """
+    if features.truncated is None or not bool(features.truncated.any()):
+        return
+    templates = len(features) // len(labels)
+    rows = features.truncated.nonzero().flatten().tolist()
+    cut = list(dict.fromkeys(row // templates for row in rows))
+    shown = ", ".join(f"{label} ({_short(labels[label])})" for label in cut[:NAMED_ROWS])
+    more = f" and {len(cut) - NAMED_ROWS} more" if len(cut) > NAMED_ROWS else ""
+    message = f"classify: longer than the model's context and cut: label {shown}{more}"
+    # Each template may make the same labels equal; a label's own sentences may well become one.
+    found = dict.fromkeys(
+        tuple(dict.fromkeys(row // templates for row in group)) for group in _equal_after_cut(encoder, features, rows)
+    )
+    alike = [list(group) for group in found if len(group) > 1]
+    if alike:
+        message += f"; sentences of theirs are equal after the cut: labels {', '.join(map(str, alike[:NAMED_ROWS]))}"
+    warnings.warn(message, UserWarning, stacklevel=4)
+
+
+def _equal_after_cut(encoder: Encoder, features: TextFeatures, rows: list[int]) -> list[list[int]]:
+    """Groups of rows of different texts that the cut made equal; `rows` are those that were cut."""
     if features.token_texts is not None:
         # A caption that just fits may equal one that was cut; only the suspects are tokenized again.
         cut = {features.token_texts[row] for row in rows}
         rows = [row for row, pieces in enumerate(features.token_texts) if pieces in cut]
-    found = find_equal_after_cut(encoder.tokenize([texts[row] for row in rows]))
-    if found:
-        groups = ", ".join(str([rows[place] for place in group]) for group in found[:NAMED_ROWS])
-        message += f"; equal after the cut, so they score alike: texts {groups}"
-    warnings.warn(message, UserWarning, stacklevel=4)
+    assert features.texts is not None  # encoders state them
+    found = find_equal_after_cut(encoder.tokenize([features.texts[row] for row in rows]))
+    return [[rows[place] for place in group] for group in found]
 
 
 def _short(text: str, length: int = 40) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from PIL import Image
 
 
 def check_batch_size(who: str, batch_size: int) -> None:
@@ -27,6 +28,19 @@ def check_regions(who: str, regions: Sequence[object] | None, count: int) -> Non
             raise ValueError(
                 f"{who}: regions must be integer (R, 4) with R >= 1 for each image, got {boxes.dtype} "
                 f"{boxes.shape} for image {row}"
+            )
+
+
+def check_inside(who: str, boxes: Sequence[np.ndarray], images: Sequence[Image.Image], names: Sequence[object]) -> None:
+    """Raise ValueError, naming image and region, for a rectangle that is empty or has no pixel of its image."""
+    for image, name, own in zip(images, names, boxes, strict=True):
+        x0, y0, x1, y1 = np.asarray(own).T
+        empty = (x0 >= x1) | (y0 >= y1)
+        bad = (empty | (x1 <= 0) | (y1 <= 0) | (x0 >= image.width) | (y0 >= image.height)).nonzero()[0]
+        if len(bad):
+            raise ValueError(
+                f"{who}: region {bad[0]} of image {name} must have x0 < x1, y0 < y1 and a pixel of the image of "
+                f"{image.width} x {image.height} (width x height), got {np.asarray(own)[bad[0]].tolist()}"
             )
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from engine.atomic_files import write_text, written_whole
 from engine.encoders.base import EncoderSpec, Tokens, fingerprint
+from engine.encoders.folders import made_folder
 from engine.encoders.hub_tokenizer import HubTokenizer
 from engine.encoders.open_clip_checkpoints import load_weights
 from engine.encoders.open_clip_sources import CONFIG_FILE, WEIGHT_FILES, Source, buildable, find_source
@@ -28,6 +29,7 @@ from engine.encoders.open_clip_text import build_tokenizer
 from engine.encoders.open_clip_towers import image_tower, text_tower
 from engine.encoders.pixels import PixelRules
 from engine.encoders.placement import place
+from engine.encoders.settings import built_from
 from engine.encoders.text_rules import probe
 from engine.encoders.towers import DualEncoder, freeze, refuse_changed_files
 from engine.images import ResizePolicy
@@ -78,11 +80,11 @@ class OpenClipEncoder(DualEncoder):
         The folder states the fingerprint, and loading refuses files that were changed.
 
         Raises:
-            ValueError: an encoder of half precision, which no longer has the exact weights.
+            ValueError: an encoder of half precision, which no longer has the exact weights; no name.
+            OSError: the folder is a file or cannot be made.
         """
         self._check_savable()
-        target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
+        target = made_folder(self.spec.name, folder)
         state = {name: tensor.cpu().contiguous() for name, tensor in self._model.state_dict().items()}
         with written_whole(target / WEIGHT_FILES[0]) as path:
             save_file(state, path)
@@ -162,7 +164,8 @@ def load_open_clip(
     """
     placement = place(device, dtype)
     source = find_source(reference, activation=activation, preprocess=preprocess)
-    model = build_model(buildable(f"open_clip:{reference}", source))
+    with built_from(f"open_clip:{reference}: {CONFIG_FILE}", "open_clip"):
+        model = build_model(buildable(f"open_clip:{reference}", source))
     load_weights(model, source.checkpoint, source.architecture)
     facts = source.checkpoint.facts if source.architecture == str(source.folder) else {}
     encoder = OpenClipEncoder(
@@ -220,7 +223,7 @@ def _pixel_rules(name: str, model: Any, preprocess: dict[str, Any], resize: str)
         mean=preprocess["mean"],
         std=preprocess["std"],
         policy=_POLICIES[preprocess["resize_mode"]],
-        interpolation="bilinear" if preprocess["interpolation"] == "bilinear" else "bicubic",
+        interpolation=preprocess["interpolation"],
         source=image_transform_v2(PreprocessCfg(size=int(height), **preprocess), is_train=False),
         fill=preprocess["fill_color"],
         mode=resize,

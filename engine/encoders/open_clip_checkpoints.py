@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import zipfile
 from collections.abc import Mapping
@@ -13,6 +12,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+
+from engine.encoders.settings import part_of, read_object
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 ACTIVATIONS = ("gelu", "quick_gelu")
@@ -183,15 +184,17 @@ def _read_sidecars(path: Path) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     config = path.parent / "open_clip_config.json"
     if config.is_file():
-        content = json.loads(config.read_text(encoding="utf-8"))
-        if "model_cfg" in content:
+        content = read_object("open_clip", config)
+        # What is no object there is told of where the model is built.
+        if isinstance(content.get("model_cfg"), dict):
             facts["activation"] = "quick_gelu" if content["model_cfg"].get("quick_gelu") else "gelu"
         if "preprocess_cfg" in content:
             facts["preprocess_cfg"] = content["preprocess_cfg"]
-        facts.update(content.get("peaksim", {}))
+        if "peaksim" in content:
+            facts.update(part_of(f"open_clip: {config}", content, "peaksim"))
     sidecar = path.with_name(path.name + ".json")
     if sidecar.is_file():
-        facts.update(json.loads(sidecar.read_text(encoding="utf-8")))
+        facts.update(read_object("open_clip", sidecar))
     return facts
 
 

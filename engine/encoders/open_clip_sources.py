@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from engine.encoders.hub import cached_file, not_there, why_unreachable
 from engine.encoders.open_clip_checkpoints import SUFFIXES, Checkpoint, choose_activation, read_checkpoint
+from engine.encoders.settings import part_of, read_object, three_numbers
+from engine.images import Interpolation
 
 CONFIG_FILE = "open_clip_config.json"
 WEIGHT_FILES = (
@@ -117,7 +118,7 @@ def _from_tag(architecture: str, tag: str, activation: str | None, preprocess: s
     # Some tags lie elsewhere, and one attempt is all that open_clip makes there.
     reason = why_unreachable() if repository else None
     path = _download(who, repository, name, lambda: open_clip.download_pretrained(facts), reason)
-    return Source(architecture, config, _preprocess_facts(facts), read_checkpoint(path), None)
+    return Source(architecture, config, _preprocess_facts(who, facts), read_checkpoint(path), None)
 
 
 def _from_hub(name: str, activation: str | None, preprocess: str | None) -> Source:
@@ -129,7 +130,7 @@ def _from_hub(name: str, activation: str | None, preprocess: str | None) -> Sour
         who, name, CONFIG_FILE, lambda: download_pretrained_from_hf(name, filename=CONFIG_FILE), reason
     )
     weights = _download(who, name, "", lambda: download_pretrained_from_hf(name), reason)
-    content = json.loads(config_path.read_text(encoding="utf-8"))
+    content = read_object(who, config_path)
     return _from_config(who, name, content, read_checkpoint(weights), (activation, preprocess), None)
 
 
@@ -148,7 +149,7 @@ def _from_folder(folder: Path, activation: str | None, preprocess: str | None) -
     if not known and len(found) > 1:
         names = ", ".join(path.name for path in found)
         raise ValueError(f"{who}: which weights are meant? The folder holds {names}; keep one")
-    content = json.loads(config_path.read_text(encoding="utf-8"))
+    content = read_object(who, config_path)
     return _from_config(who, str(folder), content, read_checkpoint(found[0]), (activation, preprocess), folder)
 
 
@@ -163,12 +164,20 @@ def _from_config(
     for key in ("model_cfg", "preprocess_cfg"):
         if key not in content:
             raise ValueError(f"{who}: {CONFIG_FILE} must state {key!r}, got {', '.join(map(repr, content))}")
+    where = f"{who}: {CONFIG_FILE}"
+    model = part_of(where, content, "model_cfg")
+    for key in ("vision_cfg", "text_cfg"):
+        part_of(f"{where}, model_cfg,", model, key)
+    width = model.get("embed_dim")
+    if type(width) is not int or width < 1:
+        raise ValueError(f"{where}, model_cfg, must state 'embed_dim' as a positive integer, got {width!r}")
     activation, preprocess = stated
     if preprocess is not None:
         raise ValueError(f"{who}: {CONFIG_FILE} states the preprocessing, got preprocess={preprocess!r} as well")
     config = deepcopy(content["model_cfg"])
     _refuse_other_activation(who, activation, bool(config.get("quick_gelu")))
-    return Source(architecture, config, _preprocess_facts(content["preprocess_cfg"]), checkpoint, folder)
+    rules = _preprocess_facts(f"{where}, preprocess_cfg", part_of(where, content, "preprocess_cfg"))
+    return Source(architecture, config, rules, checkpoint, folder)
 
 
 def _preprocess_of_path(architecture: str, checkpoint: Checkpoint, stated: str | None) -> dict[str, Any]:
@@ -180,13 +189,18 @@ def _preprocess_of_path(architecture: str, checkpoint: Checkpoint, stated: str |
         if stated not in PREPROCESSING and stated not in tags:
             known = ", ".join([*PREPROCESSING, *tags])
             raise ValueError(f"open_clip: preprocess must be one of {known}, got {stated!r}")
-        return _preprocess_facts(PREPROCESSING.get(stated) or open_clip.get_pretrained_cfg(architecture, stated))
+        rules = PREPROCESSING.get(stated) or open_clip.get_pretrained_cfg(architecture, stated)
+        return _preprocess_facts("open_clip", rules)
     in_file = checkpoint.facts.get("preprocess_cfg")
     if isinstance(in_file, Mapping):
-        return _preprocess_facts(in_file)
+        return _preprocess_facts(f"open_clip: preprocess_cfg beside {checkpoint.path}", in_file)
     if "preprocess" in checkpoint.facts:
-        return _preprocess_facts(PREPROCESSING[checkpoint.facts["preprocess"]])
-    variants = [_preprocess_facts(open_clip.get_pretrained_cfg(architecture, tag)) for tag in tags]
+        name = checkpoint.facts["preprocess"]
+        if not isinstance(name, str) or name not in PREPROCESSING:
+            known = ", ".join(map(repr, PREPROCESSING))
+            raise ValueError(f"open_clip: preprocess beside {checkpoint.path} must be one of {known}, got {name!r}")
+        return _preprocess_facts("open_clip", PREPROCESSING[name])
+    variants = [_preprocess_facts("open_clip", open_clip.get_pretrained_cfg(architecture, tag)) for tag in tags]
     if variants and all(variant == variants[0] for variant in variants):
         return variants[0]
     reason = "its tags differ in theirs" if variants else "open_clip lists no tag of it"
@@ -196,7 +210,8 @@ def _preprocess_of_path(architecture: str, checkpoint: Checkpoint, stated: str |
     )
 
 
-def _preprocess_facts(content: Mapping[str, Any]) -> dict[str, Any]:
+def _preprocess_facts(where: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Mean, std, interpolation, resize_mode and fill_color; `where` they stand begins the message about a wrong one."""
     merged = {
         **PREPROCESSING["clip"],
         **{key: content[key] for key in _PREPROCESS_KEYS if content.get(key) is not None},
@@ -204,7 +219,15 @@ def _preprocess_facts(content: Mapping[str, Any]) -> dict[str, Any]:
     merged.setdefault("fill_color", 0)
     for key in ("mean", "std"):
         value = merged[key]
-        merged[key] = tuple(map(float, value)) if isinstance(value, tuple | list) else (float(value),) * 3
+        # A plain number is one for all colours, as open_clip has it.
+        value = (value,) * 3 if isinstance(value, int | float) else value
+        merged[key] = three_numbers(where, key, value, positive=key == "std")
+    if merged["interpolation"] not in get_args(Interpolation):
+        known = ", ".join(map(repr, get_args(Interpolation)))
+        raise ValueError(f"{where}: interpolation must be one of {known}, got {merged['interpolation']!r}")
+    fill = merged["fill_color"]
+    if type(fill) is not int or not 0 <= fill <= 255:
+        raise ValueError(f"{where}: fill_color must be a whole number 0..255, got {fill!r}")
     return merged
 
 

@@ -13,6 +13,8 @@ def reporting(progress: bool | Progress, what: str) -> Iterator[Progress | None]
     """A function to call with (done, total): a bar on standard error for True, None for False, or the given
     one.
 
+    Raises TypeError for what is none of the three.
+
     Example:
         >>> with reporting(False, "images") as report:
         ...     report is None
@@ -22,6 +24,8 @@ def reporting(progress: bool | Progress, what: str) -> Iterator[Progress | None]
         yield None
         return
     if progress is not True:
+        if not callable(progress):
+            raise TypeError(f"progress: must be True, False or a function of (done, total), got {progress!r}")
         yield progress
         return
     # Imported here: only the bar needs it.

@@ -23,6 +23,7 @@ from torch.nn import functional
 from engine.atomic_files import write_text, written_whole
 from engine.choices import CropMode, Fill
 from engine.encoders.base import Encoder, EncoderSpec, Tokens, fingerprint
+from engine.encoders.folders import made_folder
 from engine.encoders.region_inputs import RegionInputs
 from engine.encoders.scenes_model import ScenesModel, ScenesModelConfig
 from engine.encoders.text_rules import WORD_RULES
@@ -127,6 +128,16 @@ class ScenesEncoder(Encoder):
         size = self.spec.image_size
         return normalise(resize(image, size, RESIZE, interpolation=INTERPOLATION), MEAN, STD)
 
+    def save(self, folder: str | PathLike[str]) -> None:
+        """Write weights, sizes and words as one folder; `scenes:<folder>` loads it back with the same fingerprint.
+
+        Raises:
+            OSError: the folder is a file or cannot be made.
+            ValueError: no name.
+        """
+        target = made_folder(self.spec.name, folder)
+        save_scenes(target, self._model, self.tokenizer.words, exact=True)
+
     @torch.no_grad()
     def encode_pixels(self, pixels: Tensor, *, tap: str | None = None, layers: Sequence[int] = ()) -> ImageFeatures:
         self._check_tap(tap)
@@ -215,15 +226,24 @@ def pixels_from_uint8(images: Tensor) -> Tensor:
     return ((scaled - MEAN[0]) / STD[0]).contiguous()
 
 
-def save_scenes(folder: str | PathLike[str], model: ScenesModel, words: Sequence[str]) -> None:
-    """Write `model.safetensors` (float16) and `model.json`, which `load_scenes` reads."""
+def save_scenes(folder: str | PathLike[str], model: ScenesModel, words: Sequence[str], *, exact: bool = False) -> None:
+    """Write `model.safetensors` (float16) and `model.json`, which `load_scenes` reads.
+
+    With `exact`, tensors that float16 does not hold exactly are written as float32.
+    """
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    state = {name: tensor.detach().half().contiguous() for name, tensor in model.state_dict().items()}
+    state = {name: _stored(tensor.detach(), exact).contiguous() for name, tensor in model.state_dict().items()}
     facts = {"format_version": FORMAT_VERSION, "config": asdict(model.config), "words": list(words)}
     with written_whole(target / "model.safetensors") as path:
         save_file(state, path)
     write_text(target / "model.json", json.dumps(facts, indent=1))
+
+
+def _stored(weights: Tensor, exact: bool) -> Tensor:
+    """The weights as float16, or as they are where that would change them and they must not."""
+    half = weights.half()
+    return weights if exact and not torch.equal(half.float(), weights) else half
 
 
 def load_scenes(folder: str | PathLike[str] | None = None, *, device: torch.device | str = "cpu") -> ScenesEncoder:

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from engine.encoders.base import Encoder, NonFiniteError, Progress
+from engine.encoders.inputs import check_inside
 from engine.encoders.progress import reporting
 from engine.encoders.taps import tap_for
 from engine.features import ImageFeatures, Needs, RegionPlan
@@ -174,11 +175,14 @@ def encode_pictures(
     `boxes` are each picture's own regions `(R, 4)` in place of the plan's grid.
 
     Raises:
-        ValueError: naming the picture, for an embedding that is not finite, and what `tap_for` raises.
+        ValueError: naming the picture, for an embedding that is not finite or a region that is not in it, and what
+            `tap_for` raises.
     """
     plan = needs.regions
-    if boxes is not None and plan is None:
-        plan = RegionPlan()
+    if boxes is not None:
+        # The encoder would know the image by its row in this batch alone.
+        check_inside("encode_images", [np.asarray(own) for own in boxes], pictures, names)
+        plan = plan or RegionPlan()
     try:
         with torch.no_grad():
             features = encoder.encode_images(

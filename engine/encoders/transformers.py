@@ -7,6 +7,7 @@ vector is the pool's output when that patch is all it sees.
 from __future__ import annotations
 
 import json
+import stat
 import string
 from collections.abc import Callable, Sequence
 from os import PathLike
@@ -19,12 +20,14 @@ from torch import Tensor
 
 from engine.atomic_files import write_text
 from engine.encoders.base import EncoderSpec, Tokens, fingerprint
+from engine.encoders.folders import made_folder
 from engine.encoders.hub_tokenizer import HubTokenizer
 from engine.encoders.pixels import PixelRules
 from engine.encoders.placement import place
+from engine.encoders.settings import three_numbers
 from engine.encoders.text_rules import HF_CLIP_RULES, SIGLIP2_RULES, SIGLIP_RULES, end_positions, probe
 from engine.encoders.towers import DualEncoder, freeze, refuse_changed_files
-from engine.encoders.transformers_files import STATED_FILE, Files, read_files
+from engine.encoders.transformers_files import PROCESSOR_FILE, STATED_FILE, Files, read_files
 from engine.encoders.transformers_towers import image_tower, text_tower
 from engine.images import Interpolation, ResizePolicy
 
@@ -90,11 +93,19 @@ class TransformersEncoder(DualEncoder):
         """Write model, tokenizer and image processor as one folder; `hf:<folder>` loads it back.
 
         The folder states the fingerprint, and loading refuses files that were changed.
+
+        Raises:
+            ValueError: an encoder of half precision, which no longer has the exact weights; no name.
+            OSError: the folder is a file or cannot be made.
         """
         self._check_savable()
-        target = Path(folder)
+        target = made_folder(self.spec.name, folder)
         for part in (self._model, self._files.tokenizer, self._files.processor):
             part.save_pretrained(target)
+        usual = stat.S_IMODE((target / "config.json").stat().st_mode)
+        for weights in target.glob("*.safetensors"):
+            # Written by way of a temporary file that only its owner may read.
+            weights.chmod(usual)
         write_text(target / STATED_FILE, json.dumps(self._stated(), indent=1))
 
     def _embed_pixels(self, pixels: Tensor) -> Tensor:
@@ -225,14 +236,17 @@ def _settings(config: Any) -> tuple[object, ...]:
 
 def _pixel_rules(name: str, processor: Any, size: int, resize: str, *, native: bool) -> PixelRules:
     facts = processor.to_dict()
-    sides = {key: value for key, value in dict(facts.get("size") or {}).items() if value is not None}
-    cut = {key: value for key, value in dict(facts.get("crop_size") or {}).items() if value is not None}
+    where = f"{name}: {PROCESSOR_FILE}"
+    sides, cut = (_sides(where, key, facts.get(key)) for key in ("size", "crop_size"))
+    resample = facts.get("resample")
+    if not isinstance(resample, int):
+        raise ValueError(f"{where}: resample must be the number of a filter of Pillow, got {resample!r}")
     policy: ResizePolicy | None = None
     if native or (sides == {"height": size, "width": size} and not facts.get("do_center_crop")):
         policy = "squash"
     elif sides.get("shortest_edge") == size and facts.get("do_center_crop") and set(cut.values()) == {size}:
         policy = "crop"
-    plain = facts.get("do_resize", True) and facts.get("do_rescale", True) and int(facts["resample"]) in _FILTERS
+    plain = facts.get("do_resize", True) and facts.get("do_rescale", True) and int(resample) in _FILTERS
     if native and resize not in ("model", "source"):
         raise ValueError(f"{name}: a model of native aspect ratio has its own resizing, got resize={resize!r}")
     if not native and resize == "model" and not (policy and plain):
@@ -243,10 +257,19 @@ def _pixel_rules(name: str, processor: Any, size: int, resize: str, *, native: b
     normalised = facts.get("do_normalize", True)
     return PixelRules(
         size=size,
-        mean=tuple(facts["image_mean"]) if normalised else (0.0, 0.0, 0.0),
-        std=tuple(facts["image_std"]) if normalised else (1.0, 1.0, 1.0),
+        mean=three_numbers(where, "image_mean", facts.get("image_mean")) if normalised else (0.0, 0.0, 0.0),
+        std=three_numbers(where, "image_std", facts.get("image_std"), positive=True) if normalised else (1.0, 1.0, 1.0),
         policy=policy or "crop",
-        interpolation=_FILTERS.get(int(facts["resample"]), "bicubic"),
+        interpolation=_FILTERS.get(int(resample), "bicubic"),
         source=lambda image: processor(images=image, return_tensors="pt")["pixel_values"][0],
         mode=resize,
     )
+
+
+def _sides(where: str, key: str, value: Any) -> dict[str, Any]:
+    """The sides that an image processor states under a key, those it leaves open left out."""
+    try:
+        stated = dict(value or {})
+    except (TypeError, ValueError):
+        raise ValueError(f"{where}: {key} must state sides by name, got {value!r:.60}") from None
+    return {name: side for name, side in stated.items() if side is not None}

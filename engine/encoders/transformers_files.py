@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 
 from engine.encoders.hub import not_there, why_unreachable
 from engine.encoders.hub_tokenizer import read_tokenizer
+from engine.encoders.settings import built_from, read_object
 
 STATED_FILE = "peaksim.json"
 _WEIGHTS = (
@@ -20,7 +20,8 @@ _WEIGHTS = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+PROCESSOR_FILE = "preprocessor_config.json"
+_PROCESSORS = (PROCESSOR_FILE, "processor_config.json")
 _MODELS = {"clip": "CLIPModel", "siglip": "SiglipModel", "siglip2": "Siglip2Model"}
 
 
@@ -68,20 +69,22 @@ def _read(who: str, place: Path | str, tokenizer: Any, *, local: bool) -> Files:
 
     # No code of a repository is run, and nobody is asked whether it may.
     options = {"local_files_only": local, "trust_remote_code": False}
-    config = transformers.AutoConfig.from_pretrained(source, **options)
+    with built_from(f"{who}: config.json", "transformers"):
+        config = transformers.AutoConfig.from_pretrained(source, **options)
     if config.model_type not in _MODELS:
         raise ValueError(f"{who}: model_type must be one of {', '.join(_MODELS)}, got {config.model_type!r}")
     kind = getattr(transformers, _MODELS[config.model_type])
     # A model is made with random numbers first; the user's generator must not notice.
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), built_from(f"{who}: config.json", "transformers"):
         model, report = kind.from_pretrained(
             source, local_files_only=local, dtype=torch.float32, output_loading_info=True
         )
     _check_weights(who, report)
-    processor = transformers.AutoImageProcessor.from_pretrained(source, **options)
+    with built_from(f"{who}: {PROCESSOR_FILE}", "transformers"):
+        processor = transformers.AutoImageProcessor.from_pretrained(source, **options)
     words = read_tokenizer(who, place, local=local) if tokenizer is None else tokenizer
     stated = place / STATED_FILE if isinstance(place, Path) else None
-    facts = {} if stated is None or not stated.is_file() else json.loads(stated.read_text(encoding="utf-8"))
+    facts = {} if stated is None or not stated.is_file() else read_object(who, stated)
     return Files(model, words, processor, facts)
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from engine.atomic_files import written_whole
+from engine.features.checks import check_embedding_finite
 
 if TYPE_CHECKING:
     from engine.features.types import ImageFeatures, TextFeatures
@@ -23,7 +24,14 @@ FORMAT_VERSION = 1
 
 
 def save(features: ImageFeatures | TextFeatures, path: str | PathLike[str]) -> None:
-    """Write one safetensors file; `load` reads it back. Raises OSError naming a path that cannot be written."""
+    """Write one safetensors file; `load` reads it back.
+
+    Raises:
+        OSError: naming a path that cannot be written.
+        ValueError: no path.
+    """
+    if not os.fspath(path):
+        raise ValueError(f"{type(features).__name__}.save: path must name a file, got {path!r}")
     tensors: dict[str, Tensor] = {}
     plain: dict[str, Any] = {"kind": type(features).__name__, "format_version": FORMAT_VERSION}
     for item in fields(features):
@@ -62,11 +70,13 @@ def load(cls: type[Features], path: str | PathLike[str]) -> Features:
         raise ValueError(f"{who}: {path} was not written by peaksim (no header)")
     try:
         plain = dict(json.loads(header))
-        kind, version = plain.pop("kind"), int(plain.pop("format_version"))
+        kind, version = plain.pop("kind"), plain.pop("format_version")
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{who}: {path} has a header that cannot be read ({error!r})") from error
     if kind != cls.__name__:
         raise ValueError(f"{who}: {path} holds other features than {cls.__name__}, got {kind!r}")
+    if type(version) is not int or version < 1:
+        raise ValueError(f"{who}: {path} must state format_version as a whole number from 1 on, got {version!r}")
     if version > FORMAT_VERSION:
         raise ValueError(f"{who}: {path} has format {version}, this version reads up to {FORMAT_VERSION}")
     hidden = {name: tensors.pop(name) for name in list(tensors) if name.startswith("hidden.")}
@@ -78,7 +88,9 @@ def load(cls: type[Features], path: str | PathLike[str]) -> Features:
     try:
         layers = dict(sorted((int(name.removeprefix("hidden.")), name) for name in hidden))
         parts: dict[str, Any] = {**tensors, **{name: _tuples(value) for name, value in plain.items()}}
-        return cls(**parts, hidden={k: hidden[name] for k, name in layers.items()})
+        features = cls(**parts, hidden={k: hidden[name] for k, name in layers.items()})
+        check_embedding_finite(features)
+        return features
     except (TypeError, ValueError) as error:
         raise ValueError(f"{who}: {path} is damaged ({error})") from error
 

@@ -19,7 +19,8 @@ class RegionPlan:
             `Encoder.encode_windows`).
         fill: colour of what a crop does not cover: `"border"` (median colour of the image's border), `"mean"`
             (the encoder's mean colour) or an RGB tuple of 0..255. Without effect on windows.
-        full_image: the whole image is one of the regions (the first).
+        full_image: the whole image is one of the regions (the first). Of the grid's alone: a user's own boxes in
+            place of the grid are taken as they are, so whoever wants the whole image gives its box too.
 
     Raises:
         ValueError: an unknown grid, mode or fill.
@@ -38,8 +39,20 @@ class RegionPlan:
         check_flag("RegionPlan", "full_image", self.full_image)
 
     def __str__(self) -> str:
-        fill = self.fill if isinstance(self.fill, str) else "rgb" + "-".join(map(str, self.fill))
-        return f"{self.grid}/{self.mode}/{fill}/{'full' if self.full_image else 'parts'}"
+        return f"{self.grid}/{self.mode}/{self._fill}/{'full' if self.full_image else 'parts'}"
+
+    @property
+    def of_own_boxes(self) -> str:
+        """What `region_plan` says of a user's own boxes that were encoded under this plan: all of it but the grid.
+
+        >>> RegionPlan(mode="native").of_own_boxes
+        'own/native/border'
+        """
+        return "own/windows" if self.mode == "windows" else f"own/{self.mode}/{self._fill}"
+
+    @property
+    def _fill(self) -> str:
+        return self.fill if isinstance(self.fill, str) else "rgb" + "-".join(map(str, self.fill))
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ class ImageFeatures:
 
     Attributes:
         embedding: global embeddings `(B, D)`, float32, unit norm.
-        patches: patch vectors `(B, P, Dp)`, unit norm when `aligned`, or None.
+        patches: patch vectors `(B, P, Dp)` of a floating-point type, unit norm when `aligned`, or None.
         patch_mask: bool `(B, P)`, True = a real patch; None when every patch is real.
         grid: `(rows, columns)` of the patch grid, `rows * columns == P`, or None.
         aligned: True when the patch vectors live in the text's space.
@@ -38,7 +38,8 @@ class ImageFeatures:
         regions: embeddings `(B, R, D)` of the regions, unit norm, or None.
         region_mask: bool `(B, R)`, True = a real region; None when every region is real.
         boxes: int32 `(B, R, 4)`: half-open pixel rectangles x0, y0, x1, y1 of the upright image.
-        region_plan: `str(RegionPlan)` the regions were made by, or empty for the user's own boxes.
+        region_plan: `str(RegionPlan)` the regions were made by; of a user's own boxes `RegionPlan.of_own_boxes`;
+            empty where the user computed the regions, and fit every plan then.
         sizes: int32 `(B, 2)`: height and width of the upright images in pixels, or None.
         views: int32 `(B, 4)`: what the patch grid covers; reaches beyond the image where the encoder pads.
         ids: one string for each image, or None.
@@ -123,7 +124,7 @@ class TextFeatures:
         truncated: bool `(B,)`: the caption was longer than the model's context and was cut.
         segments: embeddings `(B, S, D)` of the caption's segments, unit norm, or None.
         segment_mask: bool `(B, S)`, True = a real segment.
-        segment_texts: the segments' words, one tuple for each caption.
+        segment_texts: the segments' words, one tuple for each caption, with a string for every segment that counts.
         segment_negated: bool `(B, S)`, True = the segment stands under a negation.
         segmenter: what split the captions, e.g. `"rules"`; empty when the user gave the segments.
         segment_template: the sentence the segments were encoded in.

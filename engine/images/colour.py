@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image, ImageCms
@@ -10,7 +11,7 @@ from PIL import Image, ImageCms
 from engine.images.errors import ImageError
 from engine.images.opening import eight_bit
 
-_ORIENTATION_TAG = 0x0112
+_BITS_TAG, _PHOTOMETRIC_TAG, _ORIENTATION_TAG = 258, 262, 0x0112
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -54,9 +55,27 @@ def colour_key(image: Image.Image) -> ColourKey:
     return key
 
 
-def to_rgb(image: Image.Image, key: ColourKey, name: str) -> Image.Image:
+@dataclass(frozen=True)
+class GreyScale:
+    """What the numbers of a grey picture of more than 8 bits mean: which is white, or that zero is."""
+
+    white: int = 65535
+    zero_is_white: bool = False
+
+
+def grey_scale(image: Image.Image) -> GreyScale:
+    """Read from the tags of a TIFF what Pillow leaves as it was stored: 12 bits, and zero for white."""
+    tags = getattr(image, "tag_v2", None)
+    if tags is None or not image.mode.startswith(("I", "F")):
+        return GreyScale()
+    bits = tags.get(_BITS_TAG, (16,))
+    depth = bits[0] if isinstance(bits, tuple) else bits
+    return GreyScale(4095 if depth == 12 else 65535, tags.get(_PHOTOMETRIC_TAG) == 0)
+
+
+def to_rgb(image: Image.Image, key: ColourKey, name: str, scale: GreyScale | None = None) -> Image.Image:
     """Convert a loaded image to RGB: depth to 8 bits, colours to sRGB, transparency onto white."""
-    base, alpha = _split_alpha(_depth_8(image, key, name), key)
+    base, alpha = _split_alpha(_depth_8(image, key, name, scale or GreyScale()), key)
     rgb = _to_srgb(base, image.info.get("icc_profile"))
     if alpha is None:
         return rgb
@@ -65,19 +84,24 @@ def to_rgb(image: Image.Image, key: ColourKey, name: str) -> Image.Image:
     return page
 
 
-def _depth_8(image: Image.Image, key: ColourKey, name: str) -> Image.Image:
+def _depth_8(image: Image.Image, key: ColourKey, name: str, scale: GreyScale) -> Image.Image:
     """Bring 16-bit and floating-point grey to 8 bits; other modes pass."""
     if image.mode == "F":
-        return Image.fromarray(eight_bit(np.asarray(image), name))
+        shown = eight_bit(np.asarray(image), name)
+        return Image.fromarray(255 - shown if scale.zero_is_white else shown)
     if not image.mode.startswith("I"):
         return image
     values = np.asarray(image)
-    if values.min() < 0 or values.max() > 65535:
+    if values.min() < 0 or values.max() > scale.white:
         raise ImageError(
             name,
-            f"integer pixels must lie between 0 and 65535, these go from {values.min()} to {values.max()}",
+            f"integer pixels must lie between 0 and {scale.white}, these go from {values.min()} to {values.max()}",
         )
-    grey = Image.fromarray(eight_bit(values.astype(np.uint16), name))
+    if scale.white != 65535:
+        shown = ((values.astype(np.uint32) * 255 + scale.white // 2) // scale.white).astype(np.uint8)
+    else:
+        shown = eight_bit(values.astype(np.uint16), name)
+    grey = Image.fromarray(255 - shown if scale.zero_is_white else shown)
     if isinstance(key, int):
         opaque = Image.fromarray(np.where(values == key, 0, 255).astype(np.uint8))
         return Image.merge("LA", (grey, opaque))

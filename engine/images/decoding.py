@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from engine.images.colour import colour_key, to_rgb, upright
+from engine.images.colour import colour_key, grey_scale, to_rgb, upright
 from engine.images.errors import ImageError
 from engine.images.opening import (
     ImageSource,
@@ -56,7 +56,11 @@ class DecodedImages:
 
 
 def decode(source: ImageSource, *, max_pixels: int = DEFAULT_MAX_PIXELS) -> Image.Image:
-    """Decode one picture to upright 8-bit sRGB, exactly as a viewer shows it on a white page.
+    """Decode one picture to upright 8-bit sRGB, as a viewer shows it on a white page.
+
+    Two things that some viewers do it leaves: a PNG's own gamma and primaries (gAMA, cHRM) count for nothing, only an
+    ICC profile does; and 16-bit RGB is cut to 8 bits first, so that with a transparent colour (tRNS) those that differ
+    from it in the lower 8 bits alone are transparent too.
 
     Args:
         source: a path (str or PathLike), the encoded bytes, a PIL image, a numpy array (H, W) or (H, W, C),
@@ -68,15 +72,15 @@ def decode(source: ImageSource, *, max_pixels: int = DEFAULT_MAX_PIXELS) -> Imag
 
     Returns:
         A new PIL image of mode RGB without metadata. Orientation is applied once (EXIF or XMP, all eight), an
-        embedded ICC profile is converted to sRGB, transparency is laid over white, 16-bit grey is scaled to
-        8 bits, CMYK is converted, of an animation the first shown frame is taken (of an open PIL image the
+        embedded ICC profile is converted to sRGB, transparency is laid over white, 16-bit grey (12-bit in a TIFF)
+        is scaled to 8 bits, CMYK is converted, of an animation the first shown frame is taken (of an open PIL image the
         current one). A PIL image is never changed, and its own orientation tag still counts: drop the tag
         after turning an image by hand.
 
     Raises:
         ImageError: missing, empty, not a regular file, not an image, truncated, damaged, no pixels, too many
             pixels, or pixel values without an agreed range; carries `source` and `reason`.
-        TypeError: `source` is none of the above.
+        TypeError: `source` is none of the above, `max_pixels` is no integer.
         ValueError: `max_pixels` is not positive.
 
     Source: own rules; EXIF 2.32 orientation, ICC.1 through LittleCMS, PNG transparency of its specification.
@@ -85,6 +89,7 @@ def decode(source: ImageSource, *, max_pixels: int = DEFAULT_MAX_PIXELS) -> Imag
         >>> decode(np.full((2, 3), 128, dtype=np.uint8)).getpixel((0, 0))
         (128, 128, 128)
     """
+    _check_whole("decode", "max_pixels", max_pixels)
     if max_pixels < 1:
         raise ValueError(f"decode: max_pixels must be at least 1, got {max_pixels}")
     name = describe(source)
@@ -177,6 +182,8 @@ def _check_many(
     """Check the options of `decode_many` and return the id of every source."""
     if on_error not in ("raise", "skip"):
         raise ValueError(f'decode_many: on_error must be "raise" or "skip", got {on_error!r}')
+    if threads is not None:
+        _check_whole("decode_many", "threads", threads)
     if threads is not None and threads < 1:
         raise ValueError(f"decode_many: threads must be at least 1, got {threads}")
     names = [str(row) for row in range(len(sources))] if ids is None else list(ids)
@@ -186,6 +193,11 @@ def _check_many(
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"decode_many: ids must be distinct, got {twice!r} more than once")
     return names
+
+
+def _check_whole(who: str, option: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{who}: {option} must be an integer, got {type(value).__name__}")
 
 
 def _decode_pixels(source: np.ndarray | torch.Tensor, name: str, max_pixels: int) -> Image.Image:
@@ -209,7 +221,8 @@ def _finish(image: Image.Image, name: str, max_pixels: int) -> Image.Image:
         image.load()
         # The size of a frame inside a container shows only now.
         check_size(name, image.width, image.height, max_pixels)
-        rgb = to_rgb(upright(image), key, name)
+        # Read before turning, which leaves the tags behind.
+        rgb = to_rgb(upright(image), key, name, grey_scale(image))
     except ImageError:
         raise
     except Exception as error:

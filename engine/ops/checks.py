@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from itertools import pairwise
 from typing import get_args
 
 import torch
@@ -25,12 +26,13 @@ def check_tensor(op: str, name: str, x: object) -> None:
         raise TypeError(f"{op}: {name} must be a torch.Tensor, got {type(x).__name__}")
 
 
-def check_tokens(op: str, q: object, d: object) -> None:
-    """Two tensors `(Nq, Lq, D)` and `(Nd, Ld, D)` of one floating dtype, on one device."""
-    for name, x, shape in (("q", q, "(Nq, Lq, D)"), ("d", d, "(Nd, Ld, D)")):
+def check_tokens(op: str, q: object, d: object, *, q_packed: bool = False, d_packed: bool = False) -> None:
+    """Two tensors `(Nq, Lq, D)` and `(Nd, Ld, D)`, packed `(total, D)`, of one floating dtype, on one device."""
+    shapes = "(q_total, D)" if q_packed else "(Nq, Lq, D)", "(d_total, D)" if d_packed else "(Nd, Ld, D)"
+    for name, x, shape in (("q", q, shapes[0]), ("d", d, shapes[1])):
         check_tensor(op, name, x)
         assert isinstance(x, Tensor)
-        if x.ndim != 3:
+        if x.ndim != shape.count(",") + 1:
             raise ValueError(f"{op}: {name} must have the shape {shape}, got {tuple(x.shape)}")
         if x.dtype not in FLOATS:
             wanted = ", ".join(map(name_of, FLOATS))
@@ -40,17 +42,17 @@ def check_tokens(op: str, q: object, d: object) -> None:
         raise TypeError(f"{op}: q and d must have one dtype, got {name_of(q.dtype)} and {name_of(d.dtype)}")
     if q.device != d.device:
         raise ValueError(f"{op}: q and d must be on one device, got {q.device} and {d.device}")
-    if q.shape[2] != d.shape[2]:
-        raise ValueError(f"{op}: q and d must have one last dimension D, got {q.shape[2]} and {d.shape[2]}")
+    if q.shape[-1] != d.shape[-1]:
+        raise ValueError(f"{op}: q and d must have one last dimension D, got {q.shape[-1]} and {d.shape[-1]}")
 
 
 def check_per_token(op: str, name: str, x: object, tokens: Tensor, axes: str, *, mask: bool) -> None:
-    """None, or a mask or weights `(N, L)` for `tokens (N, L, D)`, on their device."""
+    """None, or a mask or weights `(N, L)` for `tokens (N, L, D)`, `(total,)` for packed ones, on their device."""
     if x is None:
         return
     check_tensor(op, name, x)
     assert isinstance(x, Tensor)
-    wanted = tuple(tokens.shape[:2])
+    wanted = tuple(tokens.shape[:-1])
     right = x.dtype == torch.bool if mask else x.dtype.is_floating_point
     if not right or tuple(x.shape) != wanted:
         kind, got = "bool" if mask else "floating", f"{name_of(x.dtype)} {tuple(x.shape)}"
@@ -58,6 +60,33 @@ def check_per_token(op: str, name: str, x: object, tokens: Tensor, axes: str, *,
         raise error(f"{op}: {name} must be {kind} of shape {axes} = {wanted}, got {got}")
     if x.device != tokens.device:
         raise ValueError(f"{op}: {name} must be on {tokens.device} as its tokens are, got {x.device}")
+
+
+def check_cu_seqlens(op: str, name: str, x: object, axes: str, tokens: Tensor) -> None:
+    """None, or boundaries of packed tokens, on their device. Values are checked by `check_bounds`."""
+    if x is None:
+        return
+    check_tensor(op, name, x)
+    assert isinstance(x, Tensor)
+    if x.dtype not in (torch.int32, torch.int64) or x.ndim != 1 or x.shape[0] == 0:
+        got = f"{name_of(x.dtype)} {tuple(x.shape)}"
+        raise ValueError(f"{op}: {name} must be int32 or int64 of shape {axes}, got {got}")
+    if x.device != tokens.device:
+        raise ValueError(f"{op}: {name} must be on {tokens.device} as its tokens are, got {x.device}")
+
+
+def check_bounds(op: str, name: str, cu_seqlens: Tensor | None, total: int) -> None:
+    """Boundaries ascend from 0 to no more than `total` rows. Reads them: on CUDA that waits for the device."""
+    if cu_seqlens is None:
+        return
+    bounds = cu_seqlens.tolist()
+    if bounds[0] != 0:
+        raise ValueError(f"{op}: {name} must start at 0, got {bounds[0]}")
+    for i, (begin, end) in enumerate(pairwise(bounds)):
+        if begin > end:
+            raise ValueError(f"{op}: {name} must not decrease, got {begin} and then {end} at {i + 1}")
+    if bounds[-1] > total:
+        raise ValueError(f"{op}: {name} must end at {total}, the number of rows, or before, got {bounds[-1]}")
 
 
 def check_temperature(op: str, temperature: object) -> None:

@@ -16,7 +16,7 @@ from engine.ops.checks import (
     choose_backend,
     name_of,
 )
-from engine.ops.native import as_array, dense_rows, extension, forced_isa
+from engine.ops.native import as_array, dense_arrays, dense_rows, extension, forced_isa
 from engine.reference import max_sim as reference
 from engine.reference.max_sim import Incoming, Outputs, compute_dtype
 
@@ -75,8 +75,7 @@ def _max_sim(
             max_sim_forward(q, d, *per_token, outputs, temperature=temperature, pairs=pairs, precision=precision)
         return outputs
     extension("max_sim").max_sim(
-        as_array(q), as_array(d), name_of(q.dtype),
-        *(as_array(x if x is None else x.contiguous()) for x in per_token),
+        as_array(q), as_array(d), name_of(q.dtype), None, None, *dense_arrays(*per_token),
         temperature or 0.0, pairs, *map(as_array, outputs), forced_isa(), torch.get_num_threads(),
     )  # fmt: skip
     return outputs
@@ -126,24 +125,30 @@ def _max_sim_backward(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of q and d; a direction whose gradient of scores is None takes no part.
 
-    The C++ kernels have the hard form. All else runs in the reference, in tiles and in a fixed order.
+    Without kernels of its own for a backend, it runs in the reference, in tiles and in a fixed order.
     """
-    if backend == "cpp" and temperature is None:
+    if backend == "cpp":
         grads = q.new_empty(q.shape, dtype=torch.float32), d.new_empty(d.shape, dtype=torch.float32)
-        dense = (grad_scores, grad_values, argmax, grad_reverse_scores, grad_reverse_values, reverse_argmax)
-        extension("max_sim").max_sim_backward(
-            as_array(dense_rows(q)), as_array(dense_rows(d)), name_of(q.dtype),
-            *(as_array(x if x is None else x.contiguous()) for x in (q_weights, d_weights)), pairs,
-            *(as_array(x if x is None else x.contiguous()) for x in dense),
-            *map(as_array, grads), forced_isa(), torch.get_num_threads(),
-        )  # fmt: skip
+        ahead, back = (grad_scores, grad_values), (grad_reverse_scores, grad_reverse_values)
+        tokens = (as_array(dense_rows(q)), as_array(dense_rows(d)), name_of(q.dtype), None, None)
+        last = (*map(as_array, grads), forced_isa(), torch.get_num_threads())
+        if temperature is None:
+            extension("max_sim").max_sim_backward(
+                *tokens, *dense_arrays(q_weights, d_weights), pairs,
+                *dense_arrays(*ahead, argmax, *back, reverse_argmax), *last,
+            )  # fmt: skip
+        else:
+            extension("max_sim").max_sim_soft_backward(
+                *tokens, *dense_arrays(q_mask, d_mask, q_weights, d_weights), temperature, pairs,
+                *dense_arrays(*ahead, *back), *last,
+            )  # fmt: skip
         return grads[0].to(q.dtype), grads[1].to(d.dtype)
-    ahead = None if grad_scores is None else Incoming(grad_scores, grad_values, argmax)
-    back = None
+    forward = None if grad_scores is None else Incoming(grad_scores, grad_values, argmax)
+    reverse = None
     if grad_reverse_scores is not None:
-        back = Incoming(grad_reverse_scores, grad_reverse_values, reverse_argmax)
+        reverse = Incoming(grad_reverse_scores, grad_reverse_values, reverse_argmax)
     return reference.max_sim_backward(
-        q, d, q_mask, d_mask, q_weights, d_weights, ahead, back,
+        q, d, q_mask, d_mask, q_weights, d_weights, forward, reverse,
         temperature=temperature, pairs=pairs, precision=precision,
     )  # fmt: skip
 
@@ -332,6 +337,11 @@ def _call(
     )  # fmt: skip
     if pairs:
         outputs = tuple(x[:, 0] if x.ndim > 1 else x for x in outputs)
+    return asked_for(outputs, symmetric, return_alignment)
+
+
+def asked_for(outputs: Outputs, symmetric: bool, return_alignment: bool) -> Tensor | MaxSimOutput:
+    """Of all that an op gave, what the caller wants."""
     scores, reverse_scores, argmax, values, reverse_argmax, reverse_values = outputs
     if not symmetric and not return_alignment:
         return scores

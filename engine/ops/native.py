@@ -50,6 +50,11 @@ def as_array(x: Tensor | None) -> np.ndarray | None:
     return (x.view(torch.int16) if x.dtype == torch.bfloat16 else x).numpy()
 
 
+def dense_arrays(*tensors: Tensor | None) -> tuple[np.ndarray | None, ...]:
+    """Arrays of tensors whose every stride must be dense: copies where one is not."""
+    return tuple(as_array(x if x is None else x.contiguous()) for x in tensors)
+
+
 def dense_rows(x: Tensor) -> Tensor:
     """`x` itself if its last axis is dense, which is all that the kernels ask of strides; else a copy."""
     return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()

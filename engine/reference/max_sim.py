@@ -156,6 +156,19 @@ def pool(s: Tensor, keep: Tensor, temperature: float | None) -> tuple[Tensor, Te
     return values.masked_fill(~some, 0), argmax.masked_fill(~some, -1)
 
 
+def softmax(s: Tensor, keep: Tensor, temperature: float) -> Tensor:
+    """exp(s / τ) / Σ exp(s / τ) over the last axis where `keep` (broadcast) says so; what is elsewhere means nothing.
+
+    Where the greatest is infinite, this is exp((s - log-sum-exp) / τ): 0, and NaN at the infinities.
+    """
+    if s.shape[-1] == 0:
+        return s
+    keep = keep.expand(s.shape)
+    shift = s.masked_fill(~keep, -torch.inf).amax(-1, keepdim=True)
+    weights = ((s - shift) / temperature).exp().masked_fill(~keep, 0)
+    return torch.where(shift.isinf(), weights, weights / weights.sum(-1, keepdim=True))
+
+
 def max_sim(
     q: Tensor,
     d: Tensor,
@@ -301,12 +314,10 @@ def _softmax_coefficients(
     p = torch.zeros_like(s)
     if forward is not None:
         c = forward.coefficients(tile, _broadcast(a.weights, 0, tile.pairs))
-        values, _ = pool(s, b_keep, temperature)
-        p = c[..., None] * ((s - values[..., None]) / temperature).exp()
+        p = c[..., None] * softmax(s, b_keep, temperature)
     if reverse is not None:
         c = reverse.coefficients(tile, _broadcast(b.weights, 1, tile.pairs))
-        values, _ = pool(s.mT, a_keep.mT, temperature)
-        p = p + c[..., None, :] * ((s - values[..., None, :]) / temperature).exp()
+        p = p + (c[..., None] * softmax(s.mT, a_keep.mT, temperature)).mT
     return p.masked_fill(~(a_keep & b_keep), 0)
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from engine.features import ImageFeatures, Needs, TextFeatures, missing
+from engine.features import ImageFeatures, Needs, RegionPlan, TextFeatures, missing
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,8 @@ class Scorer(ABC):
                 f"{self.name}: images were encoded by {images.fingerprint} and texts by {texts.fingerprint}; "
                 "both must come from one encoder"
             )
-        if needs.regions is not None and images.region_plan not in ("", str(needs.regions)):
-            raise ValueError(
-                f"{self.name}: regions must follow the plan {needs.regions}, got {images.region_plan}; "
-                "encode the images again for this scorer or give the scorer the same options"
-            )
+        if needs.regions is not None:
+            _check_plan(self.name, needs.regions, images.region_plan)
         if needs.segments and texts.segment_template != needs.segment_template:
             raise ValueError(
                 f"{self.name}: segments must be encoded in the template {needs.segment_template!r}, got "
@@ -97,6 +94,21 @@ class Scorer(ABC):
             raise ValueError(
                 f"{self.name}: pairs need as many images as texts, got {len(images)} images and {len(texts)} texts"
             )
+
+
+def _check_plan(who: str, wanted: RegionPlan, found: str) -> None:
+    """Raise ValueError for regions that were made in another way; those without a plan a user computed himself."""
+    if found in ("", str(wanted), wanted.of_own_boxes):
+        return
+    if found.startswith("own/"):
+        raise ValueError(
+            f"{who}: regions of your own boxes must be encoded as {wanted.of_own_boxes}, got {found}; encode the "
+            "images again with encode_images(..., regions=..., scorer=<this one>) or give the scorer the same options"
+        )
+    raise ValueError(
+        f"{who}: regions must follow the plan {wanted}, got {found}; "
+        "encode the images again for this scorer or give the scorer the same options"
+    )
 
 
 def check_finite(

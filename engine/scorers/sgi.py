@@ -34,7 +34,8 @@ class SGI(Scorer):
             filled canvas, so that size words keep their meaning) or `"windows"` (one pass of the encoder for all
             regions, each seen through a class token of its own; many times as fast, see `RegionPlan`).
         fill: colour of what a crop does not cover, see `RegionPlan`.
-        full_image: the whole image is one of the regions.
+        full_image: the whole image is one of the regions. It adds none to boxes of your own
+            (`encode_images(..., regions=...)`), which are taken as they are.
         full_caption: the whole caption is one more segment.
         exclusive: no two segments may take the same region (linear assignment of the largest total; a segment
             left without a region adds 0). One assignment a pair: slower.

@@ -92,10 +92,22 @@ class ScenesTrainConfig:
                 "ScenesTrainConfig: steps must be at least 1 and batch_size at least 2, got "
                 f"{self.steps} and {self.batch_size}"
             )
-        least = {"checkpoint_every": 1, "evaluate_every": 1, "warmup_steps": 0, "threads": 0}
+        least = {"seed": 0, "checkpoint_every": 1, "evaluate_every": 1, "warmup_steps": 0, "threads": 0}
         for name, lowest in least.items():
             if getattr(self, name) < lowest:
                 raise ValueError(f"ScenesTrainConfig: {name} must be at least {lowest}, got {getattr(self, name)}")
+        if self.seed >= 1 << 63:
+            raise ValueError(f"ScenesTrainConfig: seed must be below 2**63, got {self.seed}")
+        # Comparisons are written so that NaN fails them.
+        for name in ("learning_rate", "block_learning_rate", "clip_norm", "max_scale"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"ScenesTrainConfig: {name} must be finite and above 0, got {getattr(self, name)}")
+        for name in ("weight_decay", "presence_weight", "count_weight"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"ScenesTrainConfig: {name} must be finite, at least 0, got {getattr(self, name)}")
+        for name in ("one_group_until", "two_groups_until"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"ScenesTrainConfig: {name} must be in [0, 1], got {getattr(self, name)}")
         if not 0 < self.presence_until <= 1:
             raise ValueError(f"ScenesTrainConfig: presence_until must be in (0, 1], got {self.presence_until}")
 
@@ -255,12 +267,14 @@ def train(
     """Train, or go on with, one seed; the folder of the finished weights.
 
     Writes `checkpoint.pt`, `log.jsonl` (one line for each 20 steps and each evaluation), and at the end
-    `model.safetensors` and `model.json`, which `engine.load("scenes:<folder>")` reads.
+    `model.safetensors` and `model.json`, which `engine.load("scenes:<folder>")` reads. The first checkpoint is written
+    before the first step: a folder that holds any of the others without one is another's, and is left as it is.
 
     `evaluate` gets the model in float32 and returns named figures; `report` gets one line of progress.
 
     Raises:
-        ValueError: a checkpoint that is damaged or of other settings and for a vocabulary too small.
+        ValueError: a checkpoint that is damaged or of other settings, a folder that holds a model or a log without a
+            checkpoint, and for a vocabulary too small.
         FloatingPointError: a gradient that is not finite.
     """
     threads = torch.get_num_threads()
@@ -271,7 +285,18 @@ def train(
         torch.set_num_threads(threads)
 
 
+def _check_output(folder: Path) -> None:
+    """Raise ValueError for a folder with the files of a run that cannot be continued."""
+    held = [name for name in ("model.safetensors", "model.json", "log.jsonl") if (folder / name).exists()]
+    if held and not (folder / "checkpoint.pt").exists():
+        raise ValueError(
+            f"train scenes: {folder} holds {', '.join(held)} and no checkpoint.pt to go on from; choose another "
+            "output folder, or empty it"
+        )
+
+
 def _train(config: ScenesTrainConfig, evaluate: Evaluate | None, report: Report | None) -> Path:
+    _check_output(config.output)
     config.output.mkdir(parents=True, exist_ok=True)
     tokenizer = WordTokenizer(VOCABULARY, config.model.context_length)
     if tokenizer.size > config.model.vocabulary:
@@ -283,6 +308,8 @@ def _train(config: ScenesTrainConfig, evaluate: Evaluate | None, report: Report 
     checkpoint = config.output / "checkpoint.pt"
     if checkpoint.exists():
         run.resume(checkpoint)
+    else:
+        run.save(checkpoint)
     log_path = config.output / "log.jsonl"
     cut_log("scenes", log_path, run.step)
     started = time.monotonic() - run.seconds

@@ -1,0 +1,45 @@
+"""What every benchmark has: the fixture `paired`, the option `--threads`, the table of ratios at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from bench.paired import Paired, Row, roofs, table
+
+ROWS = pytest.StashKey[list[Row]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--threads", type=int, default=1, help="threads of ours and of torch in benchmarks (default 1)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[ROWS] = []
+    # One table is enough: the absolute times are in --benchmark-json, or here with -v.
+    config.option.benchmark_quiet = True
+
+
+@pytest.fixture(autouse=True)
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """`--threads` for the time of a benchmark."""
+    before, wanted = torch.get_num_threads(), request.config.getoption("--threads")
+    torch.set_num_threads(wanted)
+    yield wanted
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def paired(benchmark: BenchmarkFixture, request: pytest.FixtureRequest) -> Paired:
+    return Paired(benchmark, request.config.stash[ROWS])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    rows = config.stash[ROWS]
+    if rows:
+        terminalreporter.section("ours against baselines, medians of interleaved rounds")
+        for line in [*table(rows), "", *roofs()]:
+            terminalreporter.write_line(line)
