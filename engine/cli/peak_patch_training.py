@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from engine.cli.options import Shared
 from engine.cli.tables import report, show_json, show_line
 from engine.heads.peak_patch import PeakPatch, PeakPatchConfig
 from engine.scenes.negation_training import TRAINING_SETS
+from engine.scenes.wordings import WordingSet
 from engine.training.heads import HeadTrainConfig
 from engine.training.negation_data import NegationRow, photo_rows, read_coco, scene_rows
 from engine.training.peak_patch import (
@@ -36,7 +36,7 @@ class TrainPeakPatch(Shared):
     """Rendered scenes, each with seven texts."""
     data_seed: int = 301
     """Decides the rows."""
-    wordings: tuple[Literal["training", "benchmark", "held_out"], ...] = TRAINING_SETS
+    wordings: tuple[WordingSet, ...] = TRAINING_SETS
     """How the scenes' captions deny; without benchmark, its templates are never seen."""
     coco_captions: Path | None = None
     """COCO's JSON of captions, in place of rendered scenes."""

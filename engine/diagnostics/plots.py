@@ -29,7 +29,7 @@ def plot_layers(report: LayerReport, path: str | PathLike[str]) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    groups = [("logical contrast 1 − cos", ("change", "control"))]
+    groups: list[tuple[str, tuple[str, ...]]] = [("logical contrast 1 − cos", ("change", "control"))]
     if any(curve.role == "alignment" for curve in report.curves):
         groups.append(("cosine of caption and picture", ("alignment",)))
     figure = Figure(figsize=(6.2 * len(groups), 4.4), layout="constrained")

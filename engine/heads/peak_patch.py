@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,7 +63,8 @@ class PeakPatchConfig(ECNConfig, SCNConfig, HeadConfig):
             "score_hidden": max(1, dim // 2),
             "context": max(1, dim // 4),
         }
-        config = replace(self, **{name: getattr(self, name) or value for name, value in found.items()})
+        filled: dict[str, Any] = {name: getattr(self, name) or value for name, value in found.items()}
+        config = replace(self, **filled)
         for name, wanted in (("width", width), ("embed_dim", dim)):
             if getattr(config, name) != wanted:
                 raise ValueError(f"peakpatch: {name} must be {encoder.name}'s {wanted}, got {getattr(config, name)}")

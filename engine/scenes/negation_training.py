@@ -15,10 +15,10 @@ import numpy as np
 from engine.scenes.captions import absent_phrase, caption_for, phrase
 from engine.scenes.items import picture_of
 from engine.scenes.settings import STANDARD
-from engine.scenes.wordings import DENIALS, QUESTION_KINDS, check_sets, with_denial, wordings_of
+from engine.scenes.wordings import DENIALS, QUESTION_KINDS, WordingSet, check_sets, with_denial, wordings_of
 from engine.scenes.world import Group, SceneSpec, pick, sample_scene
 
-TRAINING_SETS = ("training", "benchmark")
+TRAINING_SETS: tuple[WordingSet, ...] = ("training", "benchmark")
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,11 @@ leave them out. All words are of the embedded model's vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from engine.scenes.captions import with_article
 
+WordingSet = Literal["training", "benchmark", "held_out"]
 QUESTION_KINDS = ("positive", "negative", "hybrid")
 
 

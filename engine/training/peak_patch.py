@@ -127,7 +127,8 @@ class JointObjective:
             chosen = [true, torch.arange(size) + 2 * size, *chosen]
         text, low = head.captions(texts[torch.cat(chosen)])
         start = len(text) - OPTIONS * size
-        own = Captions(*(None if x is None else x[start:].unflatten(0, (size, OPTIONS)) for x in (text, low)))
+        each = (size, OPTIONS)
+        own = Captions(text[start:].unflatten(0, each), None if low is None else low[start:].unflatten(0, each))
         right = torch.zeros(size, dtype=torch.int64, device=v.device)
         loss = choice_loss(head.step(v, own), right, temperature=self.temperature, penalty=self.penalty)
         if head.ecn is None:
