@@ -50,7 +50,7 @@ class Manifest:
         rows: rows N of the whole store, whether written or not.
         fingerprint: of the encoder that makes them.
         source: what the rows are of, such as the data set with its settings; equal only for the same rows in order.
-        dtype: floating-point parts are kept in, `"float16"`, `"bfloat16"` or `"float32"`.
+        dtype: floating-point parts but the embedding are kept in, `"float16"`, `"bfloat16"` or `"float32"`.
         shard_rows: rows of one shard; the last may have fewer.
     """
 
@@ -214,7 +214,8 @@ class FeatureStore(Generic[Features]):
 
     def _narrow(self, name: str, tensor: Tensor) -> np.ndarray:
         tensor = tensor.detach().cpu().contiguous()
-        if tensor.is_floating_point():
+        # Embeddings are small, and features want theirs in float32.
+        if tensor.is_floating_point() and name != "embedding":
             narrow = tensor.to(DTYPES[self.manifest.dtype])
             if not bool(narrow.isfinite().all()):
                 raise ValueError(
