@@ -69,7 +69,6 @@ def test_half_precision_features_are_read_in_the_precision_of_the_head(name):
     images, texts = make_images(3), make_texts(3)
     narrow = replace(
         images,
-        embedding=images.embedding.half(),
         patches=images.patches.half(),
         hidden={k: v.half() for k, v in images.hidden.items()},
     )
