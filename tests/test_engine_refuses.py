@@ -24,6 +24,11 @@ def fake() -> Engine:
     return Engine(FakeEncoder(), segmenter="rules")
 
 
+def test_an_encoder_that_cannot_be_saved_says_so(fake: Engine):
+    with pytest.raises(ValueError, match="fake: save is not known to FakeEncoder, got 'place'"):
+        fake.encoder.save("place")
+
+
 def test_a_model_is_named_by_a_string():
     for load in (engine.load, load_encoder):
         with pytest.raises(TypeError, match="load: name must be a string, got NoneType"):

@@ -44,9 +44,11 @@ def _foreign(record: Record, known: Container[str], name: str) -> str | None:
 
 def _no_scores(record: Record, shape: tuple[int, int]) -> str | None:
     rows = record.get("scores")
-    fits = isinstance(rows, list) and len(rows) == shape[0]
-    fits = fits and all(isinstance(row, list) and len(row) == shape[1] and all(map(_is_number, row)) for row in rows)
-    return None if fits else f"scores must be {shape[0]} x {shape[1]} finite numbers, got {_shown(rows)}"
+    if isinstance(rows, list) and len(rows) == shape[0]:
+        fits = (isinstance(row, list) and len(row) == shape[1] and all(map(_is_number, row)) for row in rows)
+        if all(fits):
+            return None
+    return f"scores must be {shape[0]} x {shape[1]} finite numbers, got {_shown(rows)}"
 
 
 def _no_counts(record: Record) -> str | None:

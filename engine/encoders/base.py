@@ -11,6 +11,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from os import PathLike
 from typing import cast
 
 import numpy as np
@@ -156,6 +157,10 @@ class Encoder(ABC):
     def text_readout(self) -> TextReadout:
         """The frozen end of the text tower, which reads states of all layers. Optional: here it raises ValueError."""
         raise ValueError(f"{self.spec.name}: this text tower's layers cannot be read in the shared space")
+
+    def save(self, folder: str | PathLike[str]) -> None:
+        """Write the encoder as one folder that loads again. Optional: this form raises ValueError."""
+        raise ValueError(f"{self.spec.name}: save is not known to {type(self).__name__}, got {str(folder)!r}")
 
     def encode_images(
         self,

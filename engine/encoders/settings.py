@@ -34,9 +34,7 @@ def built_from(where: str, library: str) -> Iterator[None]:
     # Constructors fail in any way over a setting of the wrong kind: TypeError, KeyError, AssertionError, …
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else "no reason given"
-        raise ValueError(
-            f"{where} describes what {library} cannot build ({type(error).__name__}: {reason})"
-        ) from error
+        raise ValueError(f"{where} describes what {library} cannot build ({type(error).__name__}: {reason})") from error
 
 
 def three_numbers(where: str, key: str, value: object, *, positive: bool = False) -> tuple[float, float, float]:
