@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from engine.cli.options import WithModel
+from engine.cli.options import OptionalFile, WithModel
 from engine.cli.tables import show_json, show_line, show_table
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ class Diagnose(WithModel):
     """Say what each text layer tells apart, and which layers an embedding correction should read."""
 
     what: Annotated[Positional[Literal["layers"]], arg(help="What is looked at.")]
-    pairs: Path | None = None
+    pairs: OptionalFile = None
     """CSV of captions with the columns kind, text, changed and image; by default rendered scenes."""
     items: int = 300
     """Pairs of each kind of the rendered scenes."""
@@ -28,7 +27,7 @@ class Diagnose(WithModel):
     """Of the rendered scenes."""
     seed: int = 0
     """Of the rendered scenes."""
-    plot: Path | None = None
+    plot: OptionalFile = None
     """Draw the curves here (.png, .pdf or .svg)."""
 
     def run(self) -> int:
