@@ -2,12 +2,13 @@
 
 import hashlib
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from engine.scenes.captions import WORDS
-from engine.scenes.items import CATEGORIES, ITEM_SPLITS, ControlledItem, controlled_items
+from engine.scenes.captions import WORDS, phrase
+from engine.scenes.items import CATEGORIES, ITEM_SPLITS, ControlledItem, controlled_items, described
 from engine.scenes.negation import NEGATION_TEMPLATES, negation_items, retrieval_items
 from engine.scenes.settings import ITEMS_FORMAT
 from engine.scenes.world import (
@@ -194,6 +195,19 @@ def test_messages():
         negation_items(1, seed=0, split="train")
     with pytest.raises(ValueError, match=r"retrieval_items: split must be one of .*, got 'x'"):
         retrieval_items(1, seed=0, split="x")
+
+
+@pytest.mark.parametrize("category", CATEGORIES)
+def test_described_items_say_more_and_stay_true_of_one_picture(category):
+    for item in controlled_items(category, 30, seed=4):
+        full = described(item, ["size", "color", "material"])
+        assert replace(full, captions=item.captions, segments=item.segments) == item
+        assert described(item, []) == item
+        truth = [[is_true(c, s) for s in full.scenes] for c in full.captions]
+        assert truth == [[True, False], [False, True]], full
+        for scene, caption, parts in zip(full.scenes, full.captions, full.segments, strict=True):
+            wanted = {phrase(group) for group in scene.groups[:2]}
+            assert set(parts) == wanted and all(part in caption for part in parts)
 
 
 # Mean grey value of the first two pictures (of items: of both) of every category, then of the choices, then of the

@@ -18,12 +18,13 @@ from engine.scorers.sgi import SGI
 from tests.scorer_cases import make_images, make_texts, unit
 
 
-def test_the_registry_knows_three_scorers_and_says_so():
-    assert sorted(SCORERS) == ["global", "max_sim", "sgi"]
+def test_the_registry_knows_its_scorers_and_says_so():
+    trained = ["linear", "max_sim_head", "peakpatch", "tfglobal", "tflocal"]
+    assert sorted(SCORERS) == sorted(["global", "max_sim", "sgi", *trained])
     assert get_scorer("sgi") == SGI()
     own = MaxSim(reduction="sum")
     assert get_scorer(own) is own
-    with pytest.raises(ValueError, match=r"scorer: must be one of 'global', 'max_sim', 'sgi', got 'maxsim'"):
+    with pytest.raises(ValueError, match=r"scorer: must be one of 'global', 'linear', .*'tflocal', got 'maxsim'"):
         get_scorer("maxsim")
     with pytest.raises(TypeError, match="scorer: must be a name or a Scorer object, got int"):
         get_scorer(3)

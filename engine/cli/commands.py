@@ -86,7 +86,7 @@ class Explain(WithScorer):
     text: Annotated[str, arg(metavar="CAPTION")]
     """The caption."""
     scorer: str = "sgi"
-    """Way of scoring: global, max_sim or sgi."""
+    """Way of scoring: global, max_sim, max_sim_head or sgi."""
     draw: OptionalFile = None
     """Save the picture with its boxes here (.png or .jpg)."""
 

@@ -55,7 +55,7 @@ class Eval(WithScorer):
 
     benchmark: Annotated[Positional[Evaluated], arg(help="The benchmark.")]
     scorer: str = STANDARD
-    """global, max_sim or sgi; `standard` is the four of the table on scenes and global elsewhere."""
+    """global, max_sim, max_sim_head or sgi; `standard` is the four of the table on scenes and global elsewhere."""
     baseline: Annotated[Baseline | None, arg(help_behavior_hint="(optional)")] = None
     """In place of a model: who knows the answers, who knows nothing, or who reads the texts alone. Needs no images."""
     data: OptionalFolder = None

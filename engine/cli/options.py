@@ -76,7 +76,7 @@ class WithScorer(WithModel):
     """Options of commands that score."""
 
     scorer: str = "global"
-    """Way of scoring: global, max_sim or sgi."""
+    """Way of scoring: global, max_sim, max_sim_head or sgi."""
     option: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="NAME=VALUE")] = ()
     """Option of the scorer, repeatable: `--option crops=native --option exclusive=true`."""
     segmenter: str = "auto"

@@ -23,7 +23,7 @@ from engine.choices import CropMode, Fill, Probability
 from engine.crops import crop_grid, crops
 from engine.encoders.inputs import as_texts, check_batch_size, check_inside, check_regions
 from engine.encoders.windows import pad_windows, window_cells
-from engine.features import ImageFeatures, RegionPlan, TextFeatures
+from engine.features import ImageFeatures, RegionPlan, TextFeatures, TextReadout
 from engine.images import Interpolation, ResizePolicy, normalise, resize
 
 Progress = Callable[[int, int], None]
@@ -153,6 +153,10 @@ class Encoder(ABC):
     @abstractmethod
     def encode_tokens(self, tokens: Tokens, *, token_vectors: bool = False, layers: Sequence[int] = ()) -> TextFeatures:
         """Features of one batch of captions; `token_vectors` adds `tokens` in the shared space."""
+
+    def text_readout(self) -> TextReadout:
+        """The frozen end of the text tower, which reads states of all layers. Optional: here it raises ValueError."""
+        raise ValueError(f"{self.spec.name}: this text tower's layers cannot be read in the shared space")
 
     def save(self, folder: str | PathLike[str]) -> None:
         """Write the encoder as one folder that loads again. Optional: this form raises ValueError."""

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from engine.encoders.open_clip_windows import class_token_windows, pool_windows
-from engine.encoders.towers import Tower, each_alone
+from engine.encoders.towers import Tower, each_alone, readout_of
 
 
 def image_tower(model: Any) -> Tower:
@@ -37,7 +37,12 @@ def text_tower(model: Any) -> Tower:
             return states
         return projection(states) if isinstance(projection, nn.Module) else states @ projection
 
-    return Tower(blocks=text.transformer.resblocks, width=text.ln_final.weight.shape[0], project=project)
+    return Tower(
+        blocks=text.transformer.resblocks,
+        width=text.ln_final.weight.shape[0],
+        project=project,
+        readout=lambda: readout_of(text.ln_final, text.text_projection),
+    )
 
 
 def _own_vit(visual: Any) -> Tower:

@@ -27,7 +27,7 @@ from engine.encoders.folders import made_folder
 from engine.encoders.region_inputs import RegionInputs
 from engine.encoders.scenes_model import ScenesModel, ScenesModelConfig
 from engine.encoders.text_rules import WORD_RULES
-from engine.features import ImageFeatures, TextFeatures
+from engine.features import ImageFeatures, TextFeatures, TextReadout
 from engine.images import normalise, resize
 
 MEAN = (0.5, 0.5, 0.5)
@@ -114,6 +114,15 @@ class ScenesEncoder(Encoder):
             text_rules=WORD_RULES,
             fingerprint=fingerprint(rules, model.state_dict()),
         )
+
+    @property
+    def model_config(self) -> ScenesModelConfig:
+        """Sizes of both towers."""
+        return self._model.config
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Every weight by name, the encoder's own memory: copy before changing any."""
+        return self._model.state_dict()
 
     def preprocess(self, image: Image.Image) -> Tensor:
         size = self.spec.image_size
@@ -205,6 +214,10 @@ class ScenesEncoder(Encoder):
             texts=tokens.texts,
             fingerprint=self.spec.fingerprint,
         )
+
+    def text_readout(self) -> TextReadout:
+        tower = self._model.text
+        return TextReadout(tower.norm.weight, tower.norm.bias, tower.projection.weight, norm_eps=tower.norm.eps)
 
 
 def pixels_from_uint8(images: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from engine.encoders.base import Encoder, EncoderSpec, Tokens
 from engine.encoders.pixels import PixelRules
-from engine.features import ImageFeatures, TextFeatures
+from engine.features import ImageFeatures, TextFeatures, TextReadout
 
 # CUDA's memory-efficient attention launches one grid row for each sequence, 65,535 at most.
 _ROWS_AT_ONCE = 16384
@@ -59,6 +59,7 @@ class Tower:
         grid: rows and columns of the patch grid, None where images differ or there are no patches.
         windows: pixels `(B, 3, S, S)` and windows `(B, W, 4)` in cells of the grid to `(B, W, D)`, not
             normalised; None for towers without. See `Encoder.encode_windows`.
+        readout: makes what `Encoder.text_readout` gives, from the weights as they then are; text towers only.
     """
 
     blocks: Sequence[nn.Module] = ()
@@ -68,6 +69,7 @@ class Tower:
     prefix: int = 0
     grid: tuple[int, int] | None = None
     windows: Callable[[Tensor, Tensor], Tensor] | None = None
+    readout: Callable[[], TextReadout] | None = None
     recorder: Recorder = field(init=False)
 
     def __post_init__(self) -> None:
@@ -183,6 +185,9 @@ class DualEncoder(Encoder):
         found = self._image.windows(pixels.to(self.device, self._dtype), windows.to(self.device))
         return functional.normalize(found.float(), dim=-1)
 
+    def text_readout(self) -> TextReadout:
+        return super().text_readout() if self._text.readout is None else self._text.readout()
+
     def _read_patches(self, tap: str, states: Mapping[int, Tensor]) -> Tensor:
         """Patch vectors `(B, P, Dp)` of one tap, unit norm where the tap is aligned."""
         tower = self._image
@@ -223,6 +228,17 @@ class DualEncoder(Encoder):
             texts=tokens.texts,
             fingerprint=self.spec.fingerprint,
         )
+
+
+def readout_of(norm: nn.LayerNorm, projection: nn.Module | Tensor | None) -> TextReadout:
+    """A text tower's readout; a projection that is a plain tensor is ``(W, D)``, as CLIP keeps it."""
+    weight = bias = None
+    if isinstance(projection, nn.Linear):
+        weight, bias = projection.weight.detach(), None if projection.bias is None else projection.bias.detach()
+    elif isinstance(projection, Tensor):
+        weight = projection.detach().T
+    norm_bias = torch.zeros_like(norm.weight) if norm.bias is None else norm.bias
+    return TextReadout(norm.weight.detach(), norm_bias.detach(), weight, bias, norm.eps)
 
 
 def refuse_changed_files(spec: EncoderSpec, file: str, stated: Mapping[str, Any], resize: str | None) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from engine.encoders.towers import Tower, each_alone
+from engine.encoders.towers import Tower, each_alone, readout_of
 
 
 def image_tower(model: Any, grid: tuple[int, int] | None) -> Tower:
@@ -40,4 +40,9 @@ def text_tower(model: Any) -> Tower:
     def project(states: Tensor) -> Tensor:
         return head(text.final_layer_norm(states))
 
-    return Tower(blocks=text.encoder.layers, width=text.config.hidden_size, project=project)
+    return Tower(
+        blocks=text.encoder.layers,
+        width=text.config.hidden_size,
+        project=project,
+        readout=lambda: readout_of(text.final_layer_norm, head),
+    )

@@ -10,7 +10,7 @@ objects and draws them with ``SHIFTED`` settings.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -136,6 +136,27 @@ def controlled_items(category: str, n: int, *, seed: int, split: str = "held_out
     return unique_items(
         make, n, np.random.default_rng((seed, CATEGORIES.index(category), ITEM_SPLITS.index(split)))
     )
+
+
+def described(item: ControlledItem, words: Sequence[str]) -> ControlledItem:
+    """The same item with captions that also say ``words``, of "size", "color" and "material", of both groups.
+
+    Each caption stays true of its own picture and false of the other, for what is exchanged is still said.
+
+    >>> item = controlled_items("quantity", 1, seed=0)[0]
+    >>> len(described(item, ["color"]).captions[0].split()) - len(item.captions[0].split())
+    2
+    """
+    said = _WORDS[item.category]
+    now = tuple(word for word in ("size", "color", "material") if word in said or word in words)
+    captions, segments = [], []
+    for caption, scene, (first, second) in zip(item.captions, item.scenes, item.segments, strict=True):
+        longer = {phrase(group, said): phrase(group, now) for group in scene.groups[:2]}
+        before, _, rest = caption.partition(first)
+        between, _, after = rest.partition(second)
+        segments.append((longer[first], longer[second]))
+        captions.append(before + longer[first] + between + longer[second] + after)
+    return replace(item, captions=(captions[0], captions[1]), segments=(segments[0], segments[1]))
 
 
 def pair_of_groups(rng: np.random.Generator, split: str, category: str) -> tuple[Group, Group]:

@@ -1,7 +1,6 @@
 """Negation sets over the scenes: multiple choice and retrieval in the layout of NegBench.
 
-Unlike the published files, where the right answer always comes first, its place rotates, so that neither
-ties nor
+Unlike the published files, where the right answer always comes first, its place rotates, so that neither ties nor
 NaN can win. Paper: Alhamoud et al. 2025, arXiv 2501.09425.
 """
 
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.scenes.captions import PREFIXES, phrase, with_article
+from engine.scenes.captions import PREFIXES, phrase
 from engine.scenes.items import (
     ITEM_SPLITS,
     check_request,
@@ -22,6 +21,7 @@ from engine.scenes.items import (
     unique_items,
     with_distractors,
 )
+from engine.scenes.wordings import DENIALS, QUESTION_KINDS, with_denial, wordings_of
 from engine.scenes.world import (
     COLORS,
     SHAPE_GROUPS,
@@ -34,7 +34,7 @@ from engine.scenes.world import (
     sample_scene,
 )
 
-NEGATION_TEMPLATES = ("positive", "negative", "hybrid")
+NEGATION_TEMPLATES = QUESTION_KINDS
 _PREFIXES = tuple(p for p in PREFIXES if "{be}" not in p)
 
 
@@ -84,29 +84,18 @@ def _absent(rng: np.random.Generator, pair: tuple[Group, Group], split: str) -> 
     return f"{color} {shape}"
 
 
-def _options(template: str, present: tuple[str, str], absent: str) -> list[str]:
-    """The right answer, then the three wrong ones of NegBench."""
-    a, b, n = (with_article(p) for p in (*present, absent))
-    right = {
-        "positive": f"This image features {a} and {b}.",
-        "negative": f"This image does not feature {n}.",
-        "hybrid": f"This image features {b}, but not {n}.",
-    }[template]
-    wrong = [
-        f"This image features {n}, but not {b}.",
-        f"This image features {n}.",
-        f"This image does not feature {a}.",
-    ]
-    return [right, *wrong]
-
-
-def negation_items(n: int, *, seed: int, split: str = "in_domain") -> list[NegationItem]:
+def negation_items(
+    n: int, *, seed: int, split: str = "in_domain", wording: str = "benchmark"
+) -> list[NegationItem]:
     """``n`` different multiple-choice items; right places rotate over 0-3, templates over their three.
 
+    ``wording`` is the set of ``engine.scenes.wordings`` the sentences are taken from.
+
     Raises:
-        ValueError: for an unknown split or ``n`` below 1.
+        ValueError: for an unknown split or wording, or ``n`` below 1.
     """
     check_request("negation_items", n, split)
+    wordings = wordings_of((wording,))
 
     def make(rng: np.random.Generator, index: int) -> tuple[object, NegationItem]:
         pair = pair_of_groups(rng, split, "color")
@@ -115,7 +104,8 @@ def negation_items(n: int, *, seed: int, split: str = "in_domain") -> list[Negat
         scene = place_apart(rng, groups, "color", split)
         present = (f"{pair[0].color} {pair[0].shape}", f"{pair[1].color} {pair[1].shape}")
         template = NEGATION_TEMPLATES[index % 3]
-        right, *wrong = _options(template, present, absent)
+        # Each wording takes all three templates before the next one has its turn.
+        right, *wrong = wordings[index // 3 % len(wordings)].question(template, present, absent)
         captions = draw(rng, tuple(wrong), 3)
         captions.insert(index % 4, right)
         item = NegationItem(
@@ -150,7 +140,7 @@ def retrieval_items(n: int, *, seed: int, split: str = "in_domain") -> list[Retr
         prefix = _PREFIXES[pick(rng, len(_PREFIXES))]
         caption = prefix + ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1]
         absent = _absent_from(rng, scene.groups)
-        negated = f"There is no {absent} in the image. {caption[0].upper()}{caption[1:]}"
+        negated = with_denial(caption, absent, DENIALS["benchmark"][0])
         item = RetrievalItem(split, scene, caption, negated, absent, int(rng.integers(2**31)))
         return tuple(sorted(parts)), item
 

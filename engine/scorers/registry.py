@@ -4,10 +4,25 @@ from __future__ import annotations
 
 from engine.scorers.base import Scorer
 from engine.scorers.global_cosine import GlobalCosine
+from engine.scorers.linear import LinearScorer
 from engine.scorers.max_sim import MaxSim
+from engine.scorers.max_sim_head import MaxSimHeadScorer
+from engine.scorers.peak_patch import PeakPatchScorer
 from engine.scorers.sgi import SGI
+from engine.scorers.tfglobal import TFGlobalScorer
+from engine.scorers.tflocal import TFLocalScorer
 
-SCORERS: dict[str, type[Scorer]] = {kind.name: kind for kind in (GlobalCosine, MaxSim, SGI)}
+KINDS: tuple[type[Scorer], ...] = (
+    GlobalCosine,
+    MaxSim,
+    SGI,
+    MaxSimHeadScorer,
+    TFLocalScorer,
+    TFGlobalScorer,
+    LinearScorer,
+    PeakPatchScorer,
+)
+SCORERS: dict[str, type[Scorer]] = {kind.name: kind for kind in KINDS}
 
 
 def get_scorer(scorer: str | Scorer) -> Scorer:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import pickle
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -29,14 +28,13 @@ from engine.encoders.scenes import WordTokenizer, pixels_from_uint8, save_scenes
 from engine.encoders.scenes_model import ScenesModel, ScenesModelConfig
 from engine.scenes.captions import WORDS
 from engine.scenes.render import training_batch
+from engine.training.logs import DAMAGE, cut_log, damaged
 
 Evaluate = Callable[[ScenesModel, WordTokenizer], dict[str, float]]
 Report = Callable[[str], None]
 Precision = Literal["bfloat16", "float32"]
 
 COUNTS = 4
-# What reading a cut or foreign file raises, by the place where it stops.
-_DAMAGE = (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError)
 # Punctuation is no word: the tokenizer drops it.
 VOCABULARY = tuple(word for word in WORDS if word.isalnum())
 
@@ -247,8 +245,8 @@ class Run:
         try:
             state = torch.load(path, weights_only=True)
             settings = state["settings"]
-        except _DAMAGE as error:
-            raise _damaged(path, error) from error
+        except DAMAGE as error:
+            raise damaged("scenes", path, error) from error
         if settings != _settings(self.config):
             raise ValueError(
                 f"train scenes: {path} was written with other settings; choose another output folder or remove it"
@@ -259,8 +257,8 @@ class Run:
             for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(saved)
             self.step, self.seconds = int(state["step"]), float(state["seconds"])
-        except _DAMAGE as error:
-            raise _damaged(path, error) from error
+        except DAMAGE as error:
+            raise damaged("scenes", path, error) from error
 
 
 def train(
@@ -313,7 +311,7 @@ def _train(config: ScenesTrainConfig, evaluate: Evaluate | None, report: Report 
     else:
         run.save(checkpoint)
     log_path = config.output / "log.jsonl"
-    _cut_log(log_path, run.step)
+    cut_log("scenes", log_path, run.step)
     started = time.monotonic() - run.seconds
     with log_path.open("a") as log:
         while run.step < config.steps:
@@ -369,24 +367,6 @@ def _settings(config: ScenesTrainConfig) -> dict[str, object]:
     for free in ("output", "threads", "checkpoint_every", "evaluate_every"):
         settings.pop(free)
     return settings
-
-
-def _cut_log(path: Path, step: int) -> None:
-    """Drop what was logged after the checkpoint, and a line torn by a crash: those steps will be run again."""
-    if not path.exists():
-        return
-    try:
-        whole = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-        kept = [line for line in whole if json.loads(line)["step"] <= step]
-    except _DAMAGE as error:
-        raise _damaged(path, error) from error
-    with written_whole(path) as unfinished:
-        unfinished.write_text("".join(kept))
-
-
-def _damaged(path: Path, error: Exception) -> ValueError:
-    reason = (str(error).splitlines() or [""])[0] or type(error).__name__
-    return ValueError(f"train scenes: {path} is damaged ({reason}); remove it, or choose another output folder")
 
 
 def _line(config: ScenesTrainConfig, run: Run, entry: dict[str, float]) -> str:

@@ -1,0 +1,98 @@
+"""`peaksim train peakpatch`: what a text tower drops of negation is put back, on the frozen features of any model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from engine.cli.options import Shared
+from engine.cli.tables import report, show_json, show_line
+from engine.heads.peak_patch import PeakPatch, PeakPatchConfig
+from engine.scenes.negation_training import TRAINING_SETS
+from engine.scenes.wordings import WordingSet
+from engine.training.heads import HeadTrainConfig
+from engine.training.negation_data import NegationRow, photo_rows, read_coco, scene_rows
+from engine.training.peak_patch import (
+    PRETRAINING_STEPS,
+    SCENES,
+    SCENES_HEAD,
+    SCENES_TRAINING,
+    JointObjective,
+    head_for,
+    negation_data,
+    train_peak_patch,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainPeakPatch(Shared):
+    """Train corrections of captions and of scores for negation; a stopped run goes on where it was."""
+
+    model: str = "scenes"
+    """Name of the frozen model; `peaksim models` lists them."""
+    device: str = "auto"
+    """cpu, cuda, ...; auto takes an accelerator where there is one."""
+    rows: int = 5000
+    """Rendered scenes, each with seven texts."""
+    data_seed: int = 301
+    """Decides the rows."""
+    wordings: tuple[WordingSet, ...] = TRAINING_SETS
+    """How the scenes' captions deny; without benchmark, its templates are never seen."""
+    coco_captions: Path | None = None
+    """COCO's JSON of captions, in place of rendered scenes."""
+    coco_instances: Path | None = None
+    """COCO's JSON of instances."""
+    coco_images: Path | None = None
+    """Folder of COCO's pictures."""
+    features: Path = Path("runs/features")
+    """Folder of the store of frozen features, which runs share."""
+    pretraining_steps: int = PRETRAINING_STEPS
+    """Steps in which the correction of captions gets its start; 0 leaves that out."""
+    skip_figures: bool = False
+    """Do not evaluate on held-out negation items along the way."""
+    figure_items: int = 150
+    """Held-out items that are evaluated."""
+    head: PeakPatchConfig = PeakPatchConfig(dropout=SCENES_HEAD.dropout)  # noqa: RUF009 (frozen)
+    objective: JointObjective = SCENES
+    training: HeadTrainConfig = SCENES_TRAINING
+
+    def run(self) -> int:
+        """Compute the features that are missing, train, and print how the head is used."""
+        from engine.benchmarks.negation_figures import NegationFigures
+        from engine.engine import load
+
+        rows = self.read_rows()
+        peaksim = load(self.model, device=self.device)
+        config = head_for(peaksim.spec, self.head)
+        head = PeakPatch.build(peaksim.spec, config, seed=self.training.seed).to(peaksim.encoder.device)
+        head.take_readout(peaksim.encoder.text_readout())
+        data = negation_data(
+            peaksim,
+            head.needs(),
+            rows,
+            self.features,
+            told=lambda what, done, total: report(f"features of {what}: {done}/{total}"),
+        )
+        first = None
+        if self.pretraining_steps:
+            folder = self.training.output / "pretraining"
+            first = replace(self.training, output=folder, steps=self.pretraining_steps)
+        figures = None if self.skip_figures else NegationFigures(peaksim, items=self.figure_items)
+        path = train_peak_patch(
+            head, data, self.training, pretraining=first, objective=self.objective, evaluate=figures, report=report
+        )
+        if self.json:
+            show_json({"head": str(path), "scorer": head.name})
+        else:
+            show_line(f"trained; use it as --scorer {head.name} --option head={path}")
+        return 0
+
+    def read_rows(self) -> list[NegationRow]:
+        """What is trained on. Raises ValueError when some of COCO's three are given and others are not."""
+        coco = (self.coco_captions, self.coco_instances, self.coco_images)
+        if coco == (None, None, None):
+            return scene_rows(self.rows, seed=self.data_seed, sets=self.wordings)
+        captions, instances, images = coco
+        if captions is None or instances is None or images is None:
+            raise ValueError("train peakpatch: --coco-captions, --coco-instances and --coco-images go together")
+        return photo_rows(read_coco(captions, instances, images), seed=self.data_seed)

@@ -1,0 +1,1 @@
+"""What an encoder's layers hold, read from frozen features."""

@@ -1,0 +1,1 @@
+"""Small trainable modules on frozen features; each scores images against texts."""

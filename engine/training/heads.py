@@ -1,0 +1,310 @@
+"""Training of heads on stored features of a frozen encoder: one loop for every kind of head.
+
+Batches, weights and dropout are pure functions of seed and step, so a run that was stopped goes on to the same weights.
+The encoder takes no part: its features were computed before.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, get_args
+
+import torch
+from torch import Tensor, nn
+
+from engine.atomic_files import written_whole
+from engine.choices import check_choice
+from engine.features import ImageFeatures, TextFeatures
+from engine.heads.base import Head, Trainable
+from engine.training.head_data import HeadData, epochs
+from engine.training.logs import DAMAGE, cut_log, damaged
+from engine.training.losses import contrastive_loss, quad_loss
+
+# Called with the head, or whatever is trained, in evaluation mode.
+Evaluate = Callable[[Any], dict[str, float]]
+Report = Callable[[str], None]
+# The loss of what is trained on one batch.
+Objective = Callable[[Any, Any, Any], Tensor]
+
+
+class Batches(Protocol):
+    """Items that can be had by number; images and texts of a batch can be moved to a device."""
+
+    def __len__(self) -> int: ...
+    def batch(self, items: Tensor) -> tuple[Any, Any]: ...
+
+
+Loss = Literal["quads", "batch", "captions", "images", "pairs"]
+Precision = Literal["float32", "bfloat16"]
+LOSSES = get_args(Loss)
+
+
+@dataclass(frozen=True)
+class HeadTrainConfig:
+    """Settings of one run."""
+
+    output: Path = Path("runs/head")
+    """Folder of checkpoint, log and head."""
+    seed: int = 0
+    """Of the first weights, the order of the items and dropout."""
+    steps: int = 1500
+    """Length of the run."""
+    batch_size: int = 32
+    """Items B of one step."""
+    learning_rate: float = 5e-3
+    """Highest learning rate of AdamW."""
+    weight_decay: float = 0.01
+    """Of AdamW; biases and norms do not decay."""
+    warmup_steps: int = 100
+    """Steps of linear warm-up, after which the learning rate falls to zero along a cosine."""
+    clip_norm: float = 1.0
+    """Bound of the norm of the gradients."""
+    loss: Loss = "quads"
+    """Quads (cross-entropy within each 2 × 2 quad), or InfoNCE over batch (B × B, the pairs alone), captions (B × 2B,
+    hard negative captions), images (2B × B) or pairs (2B × 2B)."""
+    batch_weight: float = 0.0
+    """Weight of the B × B loss that is added to that of the quads."""
+    checkpoint_every: int = 200
+    """Steps between checkpoints."""
+    evaluate_every: int = 0
+    """Steps between evaluations; 0 evaluates at the end alone."""
+    log_every: int = 20
+    """Steps between lines of the log."""
+    precision: Precision = "float32"
+    """bfloat16 (the head runs under autocast) or float32."""
+    threads: int = 0
+    """CPU threads; 0 keeps torch's own number."""
+
+    def __post_init__(self) -> None:
+        for name, value, known in (("loss", self.loss, LOSSES), ("precision", self.precision, get_args(Precision))):
+            check_choice("HeadTrainConfig", name, value, known)
+        least = {"steps": 1, "batch_size": 1, "warmup_steps": 0, "checkpoint_every": 1, "evaluate_every": 0}
+        for name, lowest in (least | {"log_every": 1, "threads": 0}).items():
+            if getattr(self, name) < lowest:
+                raise ValueError(f"HeadTrainConfig: {name} must be at least {lowest}, got {getattr(self, name)}")
+        if self.batch_weight < 0 or (self.batch_weight and self.loss != "quads"):
+            raise ValueError(
+                "HeadTrainConfig: batch_weight adds to the loss of quads and must not be negative, got "
+                f"{self.batch_weight} with {self.loss!r}"
+            )
+
+    def check(self, data: HeadData) -> None:
+        """Raise ValueError when the data lack what the loss needs."""
+        images, texts = {
+            "quads": (2, 2),
+            "batch": (1, 1),
+            "captions": (1, 2),
+            "images": (2, 1),
+            "pairs": (2, 2),
+        }[self.loss]
+        if data.images_per_item < images or data.texts_per_item < texts:
+            raise ValueError(
+                f"train: loss {self.loss!r} needs {images} images and {texts} texts an item, got "
+                f"{data.images_per_item} and {data.texts_per_item}"
+            )
+
+    def objective(self, head: Head, images: ImageFeatures, texts: TextFeatures) -> Tensor:
+        """The loss of one batch as `HeadData.batch` orders it: pairs first, then hard negatives."""
+        size = self.batch_size
+        scale = head.scale()
+        if self.loss != "quads":
+            wanted = {"batch": (1, 1), "captions": (1, 2), "images": (2, 1), "pairs": (2, 2)}[self.loss]
+            rows, columns = (torch.arange(each * size) for each in wanted)
+            return contrastive_loss(scale * head.matrix(images[rows], texts[columns]))
+        pair = torch.arange(size)
+        # Image i, i, n, n with text i, n, i, n, where n is the hard negative of i.
+        image_rows = torch.stack([pair, pair, pair + size, pair + size], dim=1).flatten()
+        text_rows = torch.stack([pair, pair + size, pair, pair + size], dim=1).flatten()
+        scores = head.chosen(images, texts, image_rows, text_rows).view(size, 2, 2)
+        loss = quad_loss(scale * scores)
+        if self.batch_weight:
+            in_batch = head.matrix(images[pair], texts[pair])
+            loss = loss + self.batch_weight * contrastive_loss(scale * in_batch)
+        return loss
+
+
+class HeadRun:
+    """State of one training: the head, its optimiser, and how far it is."""
+
+    def __init__(self, head: Trainable, config: HeadTrainConfig, objective: Objective | None = None) -> None:
+        self.head = head
+        self.config = config
+        self.objective: Objective = objective or config.objective
+        weights = [weight for weight in head.parameters() if weight.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            [
+                {"params": [w for w in weights if w.ndim >= 2], "weight_decay": config.weight_decay},
+                {"params": [w for w in weights if w.ndim < 2], "weight_decay": 0.0},
+            ],
+            lr=config.learning_rate,
+            betas=(0.9, 0.98),
+        )
+        self.step = 0
+        self.seconds = 0.0
+
+    def rate(self) -> float:
+        """Share of the peak learning rate: linear warm-up, then cosine to zero."""
+        config = self.config
+        if self.step < config.warmup_steps:
+            return (self.step + 1) / config.warmup_steps
+        done = (self.step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
+        return 0.5 * (1 + math.cos(math.pi * done))
+
+    def advance(self, images: Any, texts: Any) -> dict[str, float]:
+        """One optimiser step on a batch; what the log says of it. Raises FloatingPointError for a broken gradient."""
+        config = self.config
+        device = next(self.head.parameters()).device
+        self.head.train()
+        self.head.anneal(self.step / config.steps)
+        narrow = torch.autocast(device.type, torch.bfloat16) if config.precision == "bfloat16" else nullcontext()
+        # Dropout of a step depends on the step alone, and the caller's random numbers are left as they are.
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(config.seed * 1_000_003 + self.step)
+            with narrow:
+                loss = self.objective(self.head, images.to(device), texts.to(device))
+            self.optimizer.zero_grad()
+            loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.head.parameters(), config.clip_norm)
+        if not torch.isfinite(norm):
+            raise FloatingPointError(f"train {self.head.name}: gradient is not finite at step {self.step}")
+        rate = self.rate()
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate * config.learning_rate
+        self.optimizer.step()
+        self.step += 1
+        return {
+            "loss": float(loss.detach()),
+            "gradient": float(norm),
+            "rate": rate,
+            "scale": float(torch.as_tensor(self.head.scale()).detach()),
+        }
+
+    def save(self, path: Path) -> None:
+        """Checkpoint, written aside and renamed."""
+        state = {
+            "weights": self.head.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "step": self.step,
+            "seconds": self.seconds,
+            "settings": self._settings(),
+        }
+        with written_whole(path) as unfinished:
+            torch.save(state, unfinished)
+
+    def resume(self, path: Path) -> None:
+        """Go on from a checkpoint of the same settings. Raises ValueError for one of others."""
+        try:
+            state = torch.load(path, weights_only=True, map_location=next(self.head.parameters()).device)
+            settings = state["settings"]
+        except DAMAGE as error:
+            raise damaged(self.head.name, path, error) from error
+        if settings != self._settings():
+            raise ValueError(
+                f"train {self.head.name}: {path} was written with other settings; choose another output folder or "
+                "remove it"
+            )
+        try:
+            self.head.load_state_dict(state["weights"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.step, self.seconds = int(state["step"]), float(state["seconds"])
+        except DAMAGE as error:
+            raise damaged(self.head.name, path, error) from error
+
+    def _settings(self) -> str:
+        """What must be equal for a checkpoint to be continued."""
+        settings = asdict(self.config)
+        for free in ("output", "threads", "checkpoint_every", "evaluate_every", "log_every"):
+            settings.pop(free)
+        held = {"head": self.head.name, "fingerprint": self.head.fingerprint, "config": asdict(self.head.config)}
+        return json.dumps(settings | held, sort_keys=True)
+
+
+def train_head(
+    head: Trainable,
+    data: Batches,
+    config: HeadTrainConfig,
+    *,
+    objective: Objective | None = None,
+    evaluate: Evaluate | None = None,
+    report: Report | None = None,
+) -> Path:
+    """Train a new head, or go on with one; the file of the trained head.
+
+    Writes into `config.output`: `checkpoint.pt`, `log.jsonl` (settings first, then a line for each
+    `log_every` steps and each evaluation), and at the end `<name>.safetensors`, which `load_head` reads.
+
+    Args:
+        head: as `Head.build` made it; it is trained where it is.
+        data: stored features of the encoder the head was built for.
+        objective: loss of a batch in place of that of `config.loss`.
+        evaluate: gets the head in evaluation mode and returns named figures.
+        report: gets one line of progress.
+
+    Raises ValueError for data that do not fit, or a checkpoint of other settings; FloatingPointError for a gradient
+    that is not finite.
+    """
+    if isinstance(data, HeadData) and objective is None:
+        config.check(data)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(config.threads or threads)
+    try:
+        return _train(HeadRun(head, config, objective), data, evaluate, report)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _train(run: HeadRun, data: Batches, evaluate: Evaluate | None, report: Report | None) -> Path:
+    config, head = run.config, run.head
+    config.output.mkdir(parents=True, exist_ok=True)
+    checkpoint, log_path = config.output / "checkpoint.pt", config.output / "log.jsonl"
+    if checkpoint.exists():
+        run.resume(checkpoint)
+    cut_log(head.name, log_path, run.step)
+    started = time.monotonic() - run.seconds
+    with log_path.open("a") as log:
+        if log.tell() == 0:
+            log.write(json.dumps({"step": 0, "settings": run._settings()}) + "\n")
+        for items in epochs(len(data), config.batch_size, config.seed, start=run.step):
+            if run.step >= config.steps:
+                break
+            entry: dict[str, float] = run.advance(*data.batch(items))
+            run.seconds = time.monotonic() - started
+            last = run.step == config.steps
+            due = last or (config.evaluate_every > 0 and run.step % config.evaluate_every == 0)
+            if evaluate is not None and due:
+                entry |= _figures(head, evaluate)
+            if run.step % config.log_every == 0 or due:
+                entry |= {"step": run.step, "items": run.step * config.batch_size, "seconds": run.seconds}
+                log.write(json.dumps(entry) + "\n")
+                log.flush()
+                if report is not None:
+                    report(_line(run, entry))
+            if run.step % config.checkpoint_every == 0 or last:
+                run.save(checkpoint)
+    head.eval()
+    head.anneal(1.0)
+    facts = {"training": json.loads(run._settings()), "steps": run.step}
+    return head.save(config.output / f"{head.name}.safetensors", facts=facts)
+
+
+def _figures(head: Trainable, evaluate: Evaluate) -> dict[str, float]:
+    head.eval()
+    with torch.no_grad():
+        return evaluate(head)
+
+
+def _line(run: HeadRun, entry: dict[str, float]) -> str:
+    each = run.seconds / max(run.step, 1)
+    left = (run.config.steps - run.step) * each
+    known = {"loss", "gradient", "rate", "scale", "step", "items", "seconds"}
+    figures = "".join(f"  {name} {value:.2f}" for name, value in entry.items() if name not in known)
+    return (
+        f"step {run.step}/{run.config.steps}  loss {entry['loss']:.3f}  {1000 * each:.0f} ms/step  "
+        f"{left / 60:.1f} min left{figures}"
+    )

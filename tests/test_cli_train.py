@@ -1,0 +1,89 @@
+"""``peaksim train`` of heads from the command line: trains, goes on, says how the head is used, and scores with it."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+
+from engine.cli.main import main
+from engine.encoders.scenes import load_scenes
+from engine.heads.linear import LinearAlignmentConfig
+from engine.heads.max_sim_head import MaxSimHeadConfig
+from engine.heads.registry import load_head
+from engine.heads.tfglobal import TFGlobalConfig
+from engine.heads.tflocal import TFLocalConfig
+from engine.training.heads import HeadTrainConfig
+
+SMALL = ("--items", "3", "--categories", "color", "size", "--steps", "2", "--batch-size", "2", "--skip-figures")
+
+
+def train(kind: str, folder: Path, *more: str) -> int:
+    return main(["train", kind, *SMALL, "--features", str(folder / "features"), "--output", str(folder / "run"), *more])
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("max_sim_head", ("--width", "16", "--dim", "8")),
+        ("tflocal", ("--layers", "1", "--width", "16")),
+        ("tfglobal", ("--layers", "1", "--width", "16")),
+        ("linear", ()),
+    ],
+)
+def test_train_writes_a_head_that_scores(tmp_path, capsys, kind, more):
+    assert train(kind, tmp_path, *more) == 0
+    done = capsys.readouterr()
+    path = tmp_path / "run" / f"{kind}.safetensors"
+    assert f"--scorer {kind} --option head={path}" in " ".join(done.out.split())
+    assert "peaksim: features of images: 12/12" in done.err and load_head(path).encoder == "scenes"
+    # The second call finds features, checkpoint and log, and has nothing left to do.
+    assert train(kind, tmp_path, *more, "--json") == 0
+    done = capsys.readouterr()
+    assert json.loads(done.out) == {"head": str(path), "scorer": kind} and "features of" not in done.err
+    call = ["eval", "scenes", "--limit", "2", "--scorer", kind, "--option", f"head={path}", "--json"]
+    assert main(call) == 0
+    assert json.loads(capsys.readouterr().out)
+
+
+def test_figures_of_held_out_pairs_are_logged(tmp_path, capsys):
+    small = (*(word for word in SMALL if word != "--skip-figures"), "--figure-items", "3")
+    folders = ("--features", str(tmp_path / "features"), "--output", str(tmp_path / "run"))
+    assert main(["train", "linear", *small, *folders, "--seed", "1"]) == 0
+    assert "step 2/2  loss " in capsys.readouterr().err
+    last = json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[-1])
+    assert {"group_color", "group_size"} <= set(last) and last["step"] == 2
+
+
+def test_finetune_writes_a_model(tmp_path, capsys):
+    small = (*(word for word in SMALL if word != "--skip-figures"), "--figure-items", "2", "--categories", "color")
+    assert main(["train", "finetune", *small, "--output", str(tmp_path / "run"), "--json"]) == 0
+    done = capsys.readouterr()
+    assert json.loads(done.out) == {"model": f"scenes:{tmp_path / 'run'}"} and "group_color 0." in done.err
+    assert load_scenes(tmp_path / "run").spec.fingerprint != load_scenes().spec.fingerprint
+
+
+@pytest.mark.parametrize("kind", ["max_sim_head", "tflocal", "tfglobal", "linear", "finetune"])
+def test_help_shows_every_option(capsys, kind):
+    assert main(["train", kind, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "--json" in shown and "--learning-rate" in shown and "``" not in shown and "(default: None)" not in shown
+
+
+@pytest.mark.parametrize(
+    "kind", [HeadTrainConfig, MaxSimHeadConfig, TFLocalConfig, TFGlobalConfig, LinearAlignmentConfig]
+)
+def test_every_option_has_words(kind):
+    body = ast.parse(inspect.getsource(kind)).body[0].body
+    for place, line in enumerate(body):
+        if isinstance(line, ast.AnnAssign):
+            words = body[place + 1]
+            assert isinstance(words, ast.Expr) and isinstance(words.value.value, str), line.target.id
+
+
+def test_a_wrong_call_is_one_line(tmp_path, capsys):
+    assert train("linear", tmp_path, "--loss", "x") == 2
+    assert "loss" in capsys.readouterr().err

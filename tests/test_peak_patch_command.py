@@ -1,0 +1,84 @@
+"""`peaksim train peakpatch`, and the figures in its log."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.benchmarks.negation_figures import NegationFigures
+from engine.benchmarks.scenes_negation import NegationBenchmark, evaluate
+from engine.cli.peak_patch_training import TrainPeakPatch
+from engine.encoders.scenes import save_scenes
+from engine.encoders.scenes_model import ScenesModel, ScenesModelConfig
+from engine.engine import Engine, load
+from engine.heads.peak_patch import PeakPatch
+from engine.heads.registry import load_head
+from engine.scorers.peak_patch import PeakPatchScorer
+from engine.training.scenes import VOCABULARY
+from tests.command_line import Shell
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    sizes = ScenesModelConfig(width=32, heads=2, image_layers=1, text_layers=3, stem_width=8, embed_dim=16)
+    save_scenes(folder, ScenesModel(sizes), VOCABULARY)
+    return f"scenes:{folder}"
+
+
+@pytest.fixture(scope="module")
+def engine(model: str) -> Engine:
+    return load(model)
+
+
+def test_figures_are_those_of_the_benchmark(engine):
+    head = PeakPatch.build(engine.spec, seed=2).eval()
+    head.take_readout(engine.encoder.text_readout())
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape))
+    found = NegationFigures(engine, items=24, seed=3)(head)
+    benchmark = NegationBenchmark(items=24, scenes=24, seed=3)
+    wanted = evaluate(engine, {"peakpatch": PeakPatchScorer(head)}, benchmark).result("peakpatch")
+    assert found["choice"] == pytest.approx(wanted.accuracy().value)
+    for kind in ("positive", "negative", "hybrid"):
+        assert found[f"choice_{kind}"] == pytest.approx(wanted.accuracy(kind).value)
+    assert found["r@5"] == pytest.approx(wanted.recall(5).value)
+    assert found["r-neg@5"] == pytest.approx(wanted.recall(5, negated=True).value)
+
+
+def test_figures_follow_the_layers_of_the_head(engine):
+    figures = NegationFigures(engine, items=6)
+    for parts in ("both", "ecn"):
+        head = PeakPatch.build(engine.spec, PeakPatch.config_type(parts=parts)).eval()
+        head.take_readout(engine.encoder.text_readout())
+        assert 0 <= figures(head)["choice"] <= 1
+
+
+def test_the_command_trains_a_head_that_scores(model, tmp_path, capsys):
+    shell = Shell(capsys)
+    options = (
+        *("train", "peakpatch", "--model", model, "--rows", "16", "--features", tmp_path / "features"),
+        *("--output", tmp_path / "run", "--steps", "3", "--batch-size", "8", "--pretraining-steps", "2"),
+        *("--log-every", "1", "--figure-items", "6", "--parts", "ecn"),
+    )
+    told = shell.json(*options)
+    head = load_head(told["head"])
+    assert told["scorer"] == "peakpatch" and isinstance(head, PeakPatch) and head.scn is None
+    log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert log[-1]["step"] == 3 and 0 <= log[-1]["choice_negative"] <= 1
+    assert (tmp_path / "run" / "pretraining" / "log.jsonl").exists()
+    # What is done already is not done again.
+    assert shell(*options) == 0
+    assert f"--scorer peakpatch --option head={told['head']}" in shell.out and "features of" not in shell.err
+
+
+def test_cocos_files_go_together():
+    with pytest.raises(ValueError, match="--coco-instances and --coco-images go together"):
+        TrainPeakPatch(coco_captions=Path("captions.json")).read_rows()
+    rows = TrainPeakPatch(rows=2, wordings=("held_out",)).read_rows()
+    assert len(rows) == 2 and rows != TrainPeakPatch(rows=2).read_rows()

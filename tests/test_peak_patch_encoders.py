@@ -1,0 +1,94 @@
+"""PeakPatch on encoders of other libraries: readouts of their towers, and a head trained, stored and served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from engine.encoders.base import Encoder
+from engine.encoders.open_clip import load_open_clip
+from engine.encoders.transformers import load_transformers
+from engine.engine import Engine
+from engine.heads.peak_patch import PeakPatch, PeakPatchConfig
+from engine.heads.registry import load_head
+from engine.scorers.peak_patch import PeakPatchScorer
+from engine.training.heads import HeadTrainConfig
+from engine.training.negation_data import NegationRow
+from engine.training.peak_patch import negation_data, train_peak_patch
+from tests import tiny_open_clip, tiny_transformers
+
+FAMILIES = ("open_clip clip", "open_clip siglip", "open_clip pe", "open_clip coca", "hf clip", "hf siglip")
+TEXTS = ("a cat", "a cat, no dog", "no cat", "a cat", "a dog", "no cat", "a dog, no cat")
+
+
+@pytest.fixture(scope="module")
+def encoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Encoder]:
+    root = tmp_path_factory.mktemp("tiny")
+    made: dict[str, Encoder] = {}
+    for name in FAMILIES:
+        source, family = name.split()
+        if source == "hf":
+            folder = tiny_transformers.write_folder(root / name.replace(" ", "-"), family)
+            made[name] = load_transformers(str(folder), device="cpu")
+        else:
+            folder = tiny_open_clip.write_folder(root / name.replace(" ", "-"), family)
+            made[name] = load_open_clip(str(folder), device="cpu")
+    return made
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_readout_of_the_last_layer_is_the_embedding(family, encoders):
+    encoder = encoders[family]
+    found = encoder.encode_texts(list(TEXTS), layers=(1, encoder.spec.text_layers))
+    states = found.hidden[encoder.spec.text_layers][torch.arange(len(TEXTS)), found.end]
+    torch.testing.assert_close(encoder.text_readout().embed(states), found.embedding, rtol=0, atol=1e-5)
+    head = PeakPatch.build(encoder.spec)
+    head.take_readout(encoder.text_readout())
+    torch.testing.assert_close(head.readout.embed(states), found.embedding, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["open_clip clip", "hf siglip"])
+def test_a_head_is_trained_stopped_stored_and_served(family, encoders, tmp_path):
+    engine = Engine(encoders[family])
+    rng = np.random.default_rng(0)
+    rows = []
+    for number in range(8):
+        path = tmp_path / f"{number}.png"
+        Image.fromarray(rng.integers(0, 255, (40, 40, 3), dtype=np.uint8)).save(path)
+        rows.append(NegationRow(Path(path), tuple(f"{text} {number}" for text in TEXTS), number % 4, "positive"))
+
+    def new_head() -> PeakPatch:
+        head = PeakPatch.build(engine.spec, PeakPatchConfig(hidden=16))
+        head.take_readout(engine.encoder.text_readout())
+        return head
+
+    def settings(name: str, steps: int) -> HeadTrainConfig:
+        return HeadTrainConfig(output=tmp_path / name, steps=steps, batch_size=4, warmup_steps=1, checkpoint_every=5)
+
+    def stop(text: str) -> None:
+        raise KeyboardInterrupt
+
+    data = negation_data(engine, new_head().needs(), rows, tmp_path / "features")
+    first = settings("first", 3)
+    whole = load_head(train_peak_patch(new_head(), data, settings("whole", 10), pretraining=first))
+    with pytest.raises(KeyboardInterrupt):
+        train_peak_patch(new_head(), data, settings("stopped", 10), pretraining=settings("again", 3), report=stop)
+    path = train_peak_patch(new_head(), data, settings("stopped", 10), pretraining=settings("again", 3))
+    again = load_head(path, fingerprint=engine.spec.fingerprint)
+    assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in whole.state_dict().items())
+    scores = engine.score([rows[0].source()], list(TEXTS), scorer=PeakPatchScorer(str(path)))
+    assert scores.shape == (1, len(TEXTS)) and bool(scores.isfinite().all())
+
+
+def test_a_tower_that_is_read_at_its_end_alone_has_no_readout(encoders):
+    encoder = encoders["open_clip clip"]
+    tower, encoder._text = encoder._text, type(encoder._text)()
+    try:
+        with pytest.raises(ValueError, match="this text tower's layers cannot be read in the shared space"):
+            encoder.text_readout()
+    finally:
+        encoder._text = tower
