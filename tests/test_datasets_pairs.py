@@ -165,10 +165,10 @@ def test_winoground_official_count_and_tags(tmp_path):
     with pytest.raises(ValueError, match="it names none of them"):
         read_winoground(tmp_path, tags=tags)
     tags.write_text("[]")
+    with pytest.raises(ValueError, match="must be an object of id -> list of tags"):
+        read_winoground(tmp_path, tags=tags)
     tags.write_text('{"0": ["Unusual", 3]}')
     with pytest.raises(ValueError, match=r"winoground: tags: .* list of tags for id '0', got \['Unusual', 3\]"):
-        read_winoground(tmp_path, tags=tags)
-    with pytest.raises(ValueError, match="must be an object of id -> list of tags"):
         read_winoground(tmp_path, tags=tags)
 
 
