@@ -22,7 +22,9 @@ READ_BYTES = 256 << 20
 MATRIX = 2048
 
 # dtype of the inputs -> (rtol, atol) of a result against float64 on the same inputs.
-TOLERANCES = {torch.float32: (1e-5, 1e-4), torch.float16: (1e-2, 5e-2), torch.bfloat16: (1e-2, 5e-2)}
+TOLERANCES = {
+    torch.float32: (1e-5, 1e-4), torch.int8: (1e-5, 1e-4), torch.float16: (1e-2, 5e-2), torch.bfloat16: (1e-2, 5e-2),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,9 @@ def matrix_rate(dtype: torch.dtype, threads: int) -> float:
     """Multiplications and additions per second of a large product through torch."""
     assert threads == torch.get_num_threads(), "the rate is that of torch's threads"
     if (dtype, threads) not in _matrix_rates:
-        x = torch.randn(MATRIX, MATRIX, generator=torch.Generator().manual_seed(7)).to(dtype)
-        _matrix_rates[dtype, threads] = 2 * MATRIX**3 / median_of(lambda: x @ x)
+        x = (32 * torch.randn(MATRIX, MATRIX, generator=torch.Generator().manual_seed(7))).to(dtype)
+        product = torch._int_mm if dtype == torch.int8 else torch.mm
+        _matrix_rates[dtype, threads] = 2 * MATRIX**3 / median_of(lambda: product(x, x))
     return _matrix_rates[dtype, threads]
 
 
@@ -120,7 +123,7 @@ class Paired:
         expected: Any,
         dtype: torch.dtype = torch.float32,
         work: Work | None = None,
-        loose: Mapping[str, float] | None = None,
+        loose: Mapping[str, tuple[float, float]] | None = None,
     ) -> Row:
         """Check every implementation against float64, then time ours and the baselines in turn.
 
@@ -130,12 +133,11 @@ class Paired:
             expected: the result in float64, a tensor or a tuple of them, or a function that checks a result and raises.
             dtype: of the inputs; row of `TOLERANCES`.
             work: least work of the case, for the share of the machine's roofs.
-            loose: relative tolerance of baselines that compute something less exact.
+            loose: relative and absolute tolerance of baselines that compute something less exact.
         """
         everyone = {"ours": ours, **baselines}
         for name, call in everyone.items():
-            rtol, atol = TOLERANCES[dtype]
-            rtol = (loose or {}).get(name, rtol)
+            rtol, atol = (loose or {}).get(name, TOLERANCES[dtype])
             expected(call()) if callable(expected) else assert_results_close(call(), expected, rtol, atol)
         calls = {name: max(1, int(ROUND_S / seconds(call, 2))) for name, call in everyone.items()}
         times: dict[str, list[float]] = {name: [] for name in everyone}
