@@ -338,3 +338,12 @@ def test_a_missing_file_is_a_missing_file(tmp_path: Path):
 def test_features_are_saved_under_a_name(make):
     with pytest.raises(ValueError, match=r"Features\.save: path must name a file, got ''"):
         make().save("")
+
+
+def test_features_print_shapes_and_no_numbers():
+    images = ImageFeatures(torch.eye(2), grid=(1, 1), patches=torch.ones(2, 1, 3), ids=("a", "b"), fingerprint="f")
+    assert repr(images) == (
+        "ImageFeatures(2 rows: embedding (2, 2), patches (2, 1, 3), grid (1, 1), aligned False, 2 ids, fingerprint f)"
+    )
+    texts = TextFeatures(torch.eye(2), hidden={3: torch.ones(2, 1, 4)}, texts=("x", "y"))
+    assert repr(texts) == "TextFeatures(2 rows: embedding (2, 2), hidden layers [3], 2 texts)"

@@ -30,6 +30,9 @@ def folder(tmp_path, monkeypatch) -> Path:
     (tmp_path / "photos").mkdir()
     for name, color in (("dog.jpg", "black"), ("cat.jpg", "white")):
         Image.new("RGB", (120, 90), color).save(tmp_path / "photos" / name)
+    # What `make demo` leaves behind.
+    (tmp_path / "demo" / "pictures").mkdir(parents=True)
+    Image.new("RGB", (96, 96), "gray").save(tmp_path / "demo" / "pictures" / "color-found-picture-a.png")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from os import PathLike
 from typing import TypeVar
 
@@ -71,6 +71,10 @@ class ImageFeatures:
                     f"ImageFeatures: patches must hold grid rows * columns = {expected} vectors an image, "
                     f"got {self.patches.shape[1]}"
                 )
+
+    def __repr__(self) -> str:
+        """Kind, number and shapes on one line: no numbers."""
+        return summary(self)
 
     def __len__(self) -> int:
         return self.embedding.shape[0]
@@ -153,6 +157,10 @@ class TextFeatures:
     def __post_init__(self) -> None:
         check_parts(self)
 
+    def __repr__(self) -> str:
+        """Kind, number and shapes on one line: no numbers."""
+        return summary(self)
+
     def __len__(self) -> int:
         return self.embedding.shape[0]
 
@@ -186,6 +194,22 @@ class TextFeatures:
             TypeError: parts that are no TextFeatures.
         """
         return joined(TextFeatures, parts)
+
+
+def summary(features: ImageFeatures | TextFeatures) -> str:
+    """What the features hold, on one line: each tensor's shape, each word's value, tuples by their number."""
+    parts = []
+    for part in fields(features):
+        value = getattr(features, part.name)
+        if isinstance(value, Tensor):
+            parts.append(f"{part.name} {tuple(value.shape)}")
+        elif part.name == "hidden" and value:
+            parts.append(f"hidden layers {sorted(value)}")
+        elif isinstance(value, tuple) and part.name != "grid":
+            parts.append(f"{len(value)} {part.name}")
+        elif value not in (None, "", {}, "{}"):
+            parts.append(f"{part.name} {value}")
+    return f"{type(features).__name__}({len(features)} rows: {', '.join(parts)})"
 
 
 def missing(needs: Needs, images: ImageFeatures, texts: TextFeatures) -> list[str]:
