@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from engine.ops.centroid import centroid
 from engine.ops.crop_batch import crop_batch
 from engine.ops.max_sim import MaxSimOutput, max_sim, max_sim_pairs
+from engine.ops.max_sim_contrastive import max_sim_contrastive
 from engine.ops.peak_patch import AttentionPool, peak_patch_features
 from engine.ops.peak_patch_correct import peak_patch_correct, peak_patch_pairs
 from engine.ops.window_attention import window_attention
@@ -104,6 +105,7 @@ def cases(small: bool) -> Iterator[Case]:
         yield from _max_sim(dtype, make, small)
         if small and dtype == torch.float16:
             continue
+        yield from _contrastive(dtype, make, small)
         yield from _siblings(dtype, make, small)
         yield from _others(dtype, make, small)
 
@@ -152,6 +154,34 @@ def _max_sim(dtype: torch.dtype, make: torch.Generator, small: bool) -> Iterator
             yield Case(f"max_sim {form} symmetric {shape}", dtype, full, (q, d, *masks, *weights), (0, 1, 4, 5))
             n = min(n_q, n_d)
             yield Case(f"max_sim_pairs {form} {shape}", dtype, pairs, (q[:n], d[:n]), (0, 1))
+
+
+def _contrastive(dtype: torch.dtype, make: torch.Generator, small: bool) -> Iterator[Case]:
+    """The loss of a batch with more texts than images, plain and with everything on."""
+    n_q, n_d, l_q, l_d, dim = (4, 3, 5, 9, 24) if small else (24, 16, 77, 196, 512)
+    q, d = _unit(make, dtype, n_q, l_q, dim), _unit(make, dtype, n_d, l_d, dim)
+    masks = torch.rand(n_q, l_q, generator=make) < 0.8, torch.rand(n_d, l_d, generator=make) < 0.8
+    weights = torch.rand(n_q, l_q, generator=make) / l_q, torch.rand(n_d, l_d, generator=make) / l_d
+    for temperature in (None, 0.05):
+        form = "hard" if temperature is None else "soft"
+
+        def plain(backend: str, q: Tensor, d: Tensor, w: Tensor, t: float | None = temperature) -> Result:
+            return max_sim_contrastive(q, d, logit_scale=5.0, q_weights=w, temperature=t, backend=backend)
+
+        def full(
+            backend: str, q: Tensor, d: Tensor, q_mask: Tensor, d_mask: Tensor, w: Tensor, v: Tensor, scale: Tensor,
+            t: float | None = temperature,
+        ) -> Result:  # fmt: skip
+            return max_sim_contrastive(
+                q, d, logit_scale=scale, q_mask=q_mask, d_mask=d_mask, q_weights=w, d_weights=v, temperature=t,
+                symmetric=True, backend=backend,
+            )  # fmt: skip
+
+        yield Case(f"max_sim_contrastive {form}", dtype, plain, (q, d, weights[0]), (0, 1, 2))
+        yield Case(
+            f"max_sim_contrastive {form} symmetric", dtype, full, (q, d, *masks, *weights, torch.tensor(7.0)),
+            (0, 1, 4, 5, 6),
+        )  # fmt: skip
 
 
 def found(name: str) -> Any:

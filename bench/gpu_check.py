@@ -60,7 +60,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Speed:
-    """One comparison: our median time, that of each sibling over ours, shares of what the chip can do."""
+    """One comparison: our median time, each sibling's time and memory over ours, shares of what the chip can do."""
 
     name: str
     shape: str
@@ -70,6 +70,7 @@ class Speed:
     share_of_matrix_rate: float | None
     share_of_bandwidth: float | None
     extra_memory_bytes: int | None
+    memory_ratios: dict[str, float]
     failed: dict[str, str]
 
 
@@ -142,12 +143,14 @@ def measure(problem: Problem | None, machine: Machine, rounds: int) -> Speed | N
                 times[name].append(taken)
     medians = {name: statistics.median(taken) for name, taken in times.items()}
     ours = medians.pop("ours")
+    taken_bytes = machine.peak_bytes(problem.ours)
+    memory = {name: (machine.peak_bytes(able[name]) or 0) / taken_bytes for name in medians} if taken_bytes else {}
     return Speed(
         problem.name, problem.shape, str(problem.dtype).removeprefix("torch."), ours,
         {name: taken / ours for name, taken in medians.items()},
         problem.flops / ours * 1e3 / machine.matrix_rate if problem.flops else None,
         problem.read_bytes / ours * 1e3 / machine.bandwidth if problem.read_bytes else None,
-        machine.peak_bytes(problem.ours), failed,
+        taken_bytes, memory, failed,
     )  # fmt: skip
 
 
@@ -245,8 +248,9 @@ def run_speed(machine: Machine, budget: Budget, report: dict[str, Any]) -> None:
         elif speed is not None:
             report["speed"].append(asdict(speed))
             ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in speed.ratios.items())
-            failed = speed.failed or ""
-            print(f"{speed.name} {speed.shape}: {speed.ours_ms:.3f} ms; of ours: {ratios} {failed}", flush=True)
+            memory = ", ".join(f"{name} {ratio:.2f}" for name, ratio in speed.memory_ratios.items())
+            print(f"{speed.name} {speed.shape}: {speed.ours_ms:.3f} ms; of ours: {ratios}; "
+                  f"of our memory: {memory or 'not measured'} {speed.failed or ''}", flush=True)  # fmt: skip
         if machine.cuda:
             torch.cuda.empty_cache()
 

@@ -115,6 +115,32 @@ def training(device: torch.device, sizes: tuple[int, int, int, int], temperature
     )  # fmt: skip
 
 
+def contrastive(device: torch.device, sizes: tuple[int, int, int, int], temperature: float | None) -> Problem:
+    """Forward and backward of the loss of all captions against all images: fused, and put together from torch's ops."""
+    from engine.ops.max_sim_contrastive import max_sim_contrastive
+
+    n, tokens, patches, dim = sizes
+    dtype, scale = torch.bfloat16, 5.0
+    q, d = unit(device, dtype, n, tokens, dim), unit(device, dtype, n, patches, dim)
+    weights, labels = torch.full((n, tokens), 1.0 / tokens, device=device), torch.arange(n, device=device)
+
+    def ours() -> tuple[Tensor, ...]:
+        leaves = q.detach().requires_grad_(), d.detach().requires_grad_()
+        loss = max_sim_contrastive(*leaves, logit_scale=scale, q_weights=weights, temperature=temperature)
+        return loss, *torch.autograd.grad(loss, leaves)
+
+    def composed() -> tuple[Tensor, ...]:
+        a, b = q.detach().requires_grad_(), d.detach().requires_grad_()
+        z = scale / tokens * (eager(a, b) if temperature is None else eager_soft(a, b, temperature))
+        loss = (F.cross_entropy(z, labels) + F.cross_entropy(z.T, labels)) / 2
+        return loss, *torch.autograd.grad(loss, (a, b))
+
+    return Problem(
+        f"contrastive loss, {'hard' if temperature is None else 'soft'}", f"B={n} T={tokens} P={patches} D={dim}",
+        dtype, ours, {"torch": composed}, flops=3 * 2.0 * n * n * tokens * patches * dim, tolerance=8e-2,
+    )  # fmt: skip
+
+
 def codes(device: torch.device, sizes: tuple[int, int, int, int, int]) -> Problem | None:
     """int8 codes against our own bfloat16: the ratio is what codes gain."""
     from bench.gpu_cases import found
@@ -165,6 +191,8 @@ def problems(device: torch.device, dry: bool) -> list[Callable[[], Problem | Non
             lambda: scoring(device, "one query", (1, 4, 3, 5, 16)),
             lambda: training(device, (3, 4, 5, 16), None),
             lambda: training(device, (3, 4, 5, 16), 0.07),
+            lambda: contrastive(device, (3, 4, 5, 16), None),
+            lambda: contrastive(device, (3, 4, 5, 16), 0.07),
             lambda: codes(device, (1, 4, 3, 5, 16)),
             lambda: windows(device, 1, 2, 4),
         ]
@@ -174,6 +202,8 @@ def problems(device: torch.device, dry: bool) -> list[Callable[[], Problem | Non
         lambda: scoring(device, "32 queries, stationary documents", (32, 32, 10_000, 1024, 128)),
         lambda: training(device, (512, 77, 196, 512), None),
         lambda: training(device, (512, 77, 196, 512), 0.07),
+        lambda: contrastive(device, (512, 77, 196, 512), None),
+        lambda: contrastive(device, (512, 77, 196, 512), 0.07),
         lambda: codes(device, (32, 77, 2048, 196, 512)),
         lambda: codes(device, (1, 32, 20_000, 196, 512)),
         lambda: scoring(device, "batch", (32, 32, 4096, 257, 768)),

@@ -132,6 +132,12 @@ def max_sim() -> None:
             _max_sim(n_q, l_q, l_d, dim, dtype, **options)
             _max_sim(n_q, l_q, l_d, dim, dtype, masks=True, weights=True, symmetric=True, argmax=True, **options)
             _max_sim(n_q, l_q, l_d, dim, dtype, symmetric=True, pairs=True, **options)
+    # Documents that stay on the chip while all queries pass.
+    for n_q, l_q, l_d, dim in [(32, 32, 1024, 128), (64, 77, 50, 96), (1000, 1, 196, 16), (2, 300, 257, 64)]:
+        _max_sim(n_q, l_q, l_d, dim, BF16)
+        _max_sim(n_q, l_q, l_d, dim, BF16, temperature=0.07)
+        _max_sim(n_q, l_q, l_d, dim, BF16, masks=True, weights=True, argmax=True)
+    _max_sim(32, 32, 1024, 128, FP16, masks=True, temperature=0.07)
     _max_sim(32, 77, 196, 512, FP16)
     _max_sim(2, 77, 196, 512, FP16, masks=True, weights=True, symmetric=True, argmax=True, temperature=0.07)
     _max_sim(32, 77, 196, 512, FP32, precision="tf32")
@@ -160,7 +166,8 @@ def max_sim_sides() -> None:
     """Packed tokens of either side and of both, and int8 codes, dense and packed."""
     from engine.kernels.max_sim import Side, score_sides
 
-    for packed_q, packed_d, dtype in itertools.product((False, True), (False, True), (BF16, torch.int8)):
+    flags = (False, True)
+    for packed_q, packed_d, dtype, dim in itertools.product(flags, flags, (BF16, torch.int8), (128, 512)):
         for n_q, full in itertools.product((1, 32), (False, True)):
             codes = dtype == torch.int8
             if not codes and not packed_q and not packed_d:
@@ -171,7 +178,7 @@ def max_sim_sides() -> None:
                 per_token = torch.ones(shape, dtype=torch.bool) if full else None, torch.ones(shape) if full else None
                 bounds = torch.arange(number + 1) * length if packed else None
                 scales = torch.empty(shape) if codes else None
-                sides.append(Side(torch.empty(*shape, 512, dtype=dtype), *per_token, bounds, scales, length))
+                sides.append(Side(torch.empty(*shape, dim, dtype=dtype), *per_token, bounds, scales, length))
             grid, nothing = (n_q, 3), torch.empty(0)
             both = full and not codes
             places = torch.empty(3, 4, 5, dtype=torch.int32) if full else nothing.int()

@@ -17,21 +17,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.max_sim_plan import Plan, Side, architecture, plan_max_sim
+from engine.kernels.max_sim_plan import Plan, Side, architecture, plan_max_sim, plan_stationary, processors
+from engine.kernels.max_sim_stationary import launch_stationary
+from engine.kernels.max_sim_tile import LOG2_E, NOTHING, _across, _of_either, _of_row, _span
 
 # Programs in one launch: the grid's first axis takes no more.
 MAX_PROGRAMS = 2**31 - 1
-NOTHING = tl.constexpr(2**31 - 1)  # greater than any place
-LOG2_E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def _span(cu_ptr, item, length, stride_item, stride_row, PACKED: tl.constexpr):
-    """Of one item: its first row among all rows, its first element, how many rows it has."""
-    if PACKED:
-        first = tl.load(cu_ptr + item)
-        return first, first * stride_row, (tl.load(cu_ptr + item + 1) - first).to(tl.int32)
-    return item * length, item * stride_item, length
 
 
 @triton.jit
@@ -94,26 +85,6 @@ def _update(s, best, place, total, keep, t, rate, SOFT: tl.constexpr, ARGMAX: tl
 
 
 @triton.jit
-def _across(best, place, total, temperature, rate, AXIS: tl.constexpr, SOFT: tl.constexpr, ARGMAX: tl.constexpr):
-    """Across rows or columns, from what each place of the tile has seen: hard or soft maxima, the places of the hard
-    ones, and the hard ones."""
-    is_nan = best != best
-    has_nan = tl.max(is_nan.to(tl.int32), AXIS) > 0
-    value = tl.max(tl.where(is_nan, float("-inf"), best), AXIS)
-    first = tl.full(value.shape, NOTHING, tl.int32)
-    if ARGMAX:
-        wins = tl.where(tl.expand_dims(has_nan, AXIS), is_nan, best == tl.expand_dims(value, AXIS))
-        first = tl.min(tl.where(wins, place, NOTHING), AXIS)
-    greatest = tl.where(has_nan, float("nan"), value)
-    if SOFT:
-        top = tl.expand_dims(value, AXIS)
-        scale = tl.where(best == top, 1.0, tl.exp2((best - top) * rate))
-        # Nothing seen, nothing to scale.
-        value += temperature * tl.log(tl.sum(tl.where(total == 0.0, 0.0, total * scale), AXIS))
-    return tl.where(has_nan, float("nan"), value), first, greatest
-
-
-@triton.jit
 def _columns(
     base, length, count, first, stride_i, stride_u, mask_ptr, scales_ptr,
     MEMBERS: tl.constexpr, HAS_MASK: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,
@@ -158,29 +129,6 @@ def _finish(
         value = tl.where(found, weight * value, 0.0)
     member = tl.arange(0, MEMBERS)
     return tl.sum(tl.where(member[:, None] == owner[None, :], value[None, :], 0.0), 1)
-
-
-@triton.jit
-def _of_row(s, keep_n, u, temperature, rate, SOFT: tl.constexpr, ARGMAX: tl.constexpr):
-    """Hard or soft maximum of each row of a tile over its kept columns, and the token it has."""
-    keep = tl.broadcast_to(keep_n[None, :], s.shape)
-    best = tl.where(keep, s, float("-inf"))
-    place = tl.where(keep, u[None, :], NOTHING)
-    return _across(best, place, keep.to(tl.float32), temperature, rate, 1, SOFT, ARGMAX)
-
-
-@triton.jit
-def _of_either(value, place, top, e_value, e_place, e_top, temperature, rate, SOFT: tl.constexpr):
-    """Maxima over two sets of tokens, of which the first has the lower places."""
-    wins = (e_top > top) | ((e_top != e_top) & (top == top))
-    # Where the first set is empty, the second one wins even with -inf.
-    place = tl.where(wins | (place == NOTHING), e_place, place)
-    if SOFT:
-        low = tl.where(value == e_value, 1.0, tl.exp2(-tl.abs(value - e_value) * rate))
-        value = tl.maximum(value, e_value) + temperature * tl.log(1.0 + low)
-    else:
-        value = tl.where(wins, e_value, value)
-    return value, place
 
 
 @triton.jit
@@ -317,6 +265,14 @@ def score_sides(
     """Fill `outputs`, whose per-token results are by query and document, or by all tokens of a packed side."""
     _, reverse_scores, argmax, values, reverse_argmax, reverse_values = outputs
     symmetric = reverse_scores.ndim == 2
+    stationary = plan_stationary(
+        q, d, soft=temperature is not None, argmax=argmax.ndim > 1, aligned=_aligned(q, d),
+        single=pairs or symmetric or q.cu_seqlens is not None, wgmma=architecture(q.tokens.device) >= 90,
+        processors=processors(q.tokens.device),
+    )  # fmt: skip
+    if stationary is not None:
+        launch_stationary(stationary, q, d, outputs, temperature)
+        return
     plan = _plan(q, d, temperature, pairs, precision, argmax.ndim > 1, symmetric)
     _launch(plan, q, d, outputs, temperature, pairs, precision)
     if not symmetric or plan.reverse:
@@ -334,6 +290,10 @@ def score_sides(
             x.copy_(result.transpose(0, 1))
 
 
+def _aligned(q: Side, d: Side) -> bool:
+    return all(stride * q.tokens.itemsize % 16 == 0 for stride in (*q.strides, *d.strides))
+
+
 def _plan(
     q: Side, d: Side, temperature: float | None, pairs: bool, precision: str, argmax: bool, symmetric: bool
 ) -> Plan:
@@ -341,7 +301,7 @@ def _plan(
     return plan_max_sim(
         1 if single else q.number, q.length, d.length, q.tokens.shape[-1], q.tokens.dtype,
         soft=temperature is not None, argmax=argmax, symmetric=symmetric, exact=precision == "ieee",
-        aligned=all(stride * q.tokens.itemsize % 16 == 0 for stride in (*q.strides, *d.strides)),
+        aligned=_aligned(q, d),
         wgmma=architecture(q.tokens.device) >= 90,
     )  # fmt: skip
 

@@ -21,8 +21,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.max_sim import LOG2_E, MAX_PROGRAMS, score_sides
+from engine.kernels.max_sim import MAX_PROGRAMS, score_sides
 from engine.kernels.max_sim_plan import Side, plan_max_sim_backward
+from engine.kernels.max_sim_tile import LOG2_E
 
 
 @triton.jit

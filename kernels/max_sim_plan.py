@@ -23,6 +23,8 @@ SHARED_BYTES = 152 * 1024
 # Bytes that a processor of the chip gets from the L2 cache in a clock, and from its own shared memory (sm_90).
 L2_BYTES = 28
 SHARED_SPEED_BYTES = 128
+# Bytes of a row up to which a document stays on the chip while queries pass, and most rows of queries in one launch.
+STATIONARY_BYTES, STATIONARY_ROWS = 256, 8192
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,11 @@ class Side:
 def architecture(device: torch.device) -> int:
     """Compute capability as in sm_90, which the interpreter takes the CPU for."""
     return 10 * torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 90
+
+
+def processors(device: torch.device) -> int:
+    """Of the chip; one in the interpreter."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 @dataclass(frozen=True)
@@ -201,3 +208,49 @@ def plan_max_sim_backward(
     block_f = 64 if soft and dtype == torch.bfloat16 else 32
     num_warps = 4 if block_r == 64 and not soft and dtype == torch.bfloat16 else 8
     return BackwardPlan(block_r, block_f, block_k, block_d, num_warps, 3, None)
+
+
+@dataclass(frozen=True)
+class StationaryPlan:
+    """Shape of a document-stationary launch: query tokens, patches and elements of D per tile; queries and tokens of
+    them whose scores are summed at a time; programs; queries per launch; warps; pipeline stages."""
+
+    block_r: int
+    block_t: int
+    block_k: int
+    block_q: int
+    block_u: int
+    programs: int
+    queries: int
+    num_warps: int
+    num_stages: int
+    max_registers: int | None
+
+
+def plan_stationary(
+    q: Side, d: Side, *, soft: bool, argmax: bool, single: bool, aligned: bool, wgmma: bool, processors: int
+) -> StationaryPlan | None:
+    """The document-stationary launch; None where it is not to be had or gains nothing.
+
+    Args:
+        soft, argmax: what is computed; both at once are left to the other loop.
+        single: each program must have a single query, or both directions are wanted from one tile.
+        aligned: as in `plan_max_sim`.
+        processors: of the chip; fewer documents than these would leave some without work.
+    """
+    dim, item, block_r = q.tokens.shape[-1], q.tokens.dtype.itemsize, 128
+    if single or (soft and argmax) or not aligned or dim * item % 16 or item > 2:
+        return None
+    if not 0 < dim * item <= STATIONARY_BYTES:
+        return None
+    if q.number * q.length < 4 * block_r or d.number < processors:
+        return None
+    # Patches in tiles of 64 only where that saves one, or where the registers of sm_80 want it.
+    narrow = not wgmma or math.ceil(d.length / 64) * 64 < math.ceil(d.length / 128) * 128
+    # All of D at once: up to 256 bytes a power of two is no more than whole blocks of 128 bytes are.
+    block_k = max(32 // item, 16, 1 << (dim - 1).bit_length())
+    block_u = min(128, 1 << (q.length - 1).bit_length())
+    return StationaryPlan(
+        block_r, 64 if narrow else 128, block_k, 1024 // block_u, block_u, 4 * processors,
+        max(1, STATIONARY_ROWS // q.length), 8, 2 if wgmma else 3, None if wgmma else 255,
+    )  # fmt: skip

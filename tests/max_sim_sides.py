@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from engine.kernels.max_sim import Side, score_sides
+from engine.kernels.max_sim_plan import plan_stationary
+from engine.kernels.max_sim_stationary import launch_stationary
 from engine.reference import max_sim as reference
 from tests.tolerances import assert_close
 
@@ -113,6 +116,51 @@ def check_codes(q: Side, d: Side) -> None:
         assert_close(outputs[0][i, j], total, dtype=torch.float32, scale=20)
 
 
+def check_batch(d: Side, temperature: float | None, full: bool) -> None:
+    """Many queries with documents staying on the chip, in launches of some queries and programs of some documents."""
+    n, length, dim = 40, 13, d.tokens.shape[-1]
+    q = Side(torch.randn(n, length, dim).half(), *((torch.rand(n, length) < 0.8, torch.rand(n, length)) * full))
+    q.tokens[7, 2, 1] = math.nan
+    options = {"soft": temperature is not None, "argmax": full and temperature is None}
+    plan = plan_stationary(q, d, **options, single=False, aligned=True, wgmma=True, processors=1)
+    assert plan is not None and n * length >= 4 * plan.block_r and d.length > plan.block_t
+    grid, places = (n, d.number), (n, d.number, length)
+    nothing = torch.empty(0)
+    argmax = empty(*places, dtype=torch.int32) if options["argmax"] else nothing.int()
+    values = empty(*places) if full else nothing
+    scores = empty(*grid)
+    outputs = (scores, nothing, argmax, values, nothing.int(), nothing)
+    launch_stationary(replace(plan, queries=17, programs=2), q, d, outputs, temperature)
+    for j, (b, keep) in enumerate(items(d)):
+        wanted = reference.max_sim(
+            q.tokens.float(), b[None].float(), q.mask, keep[None], q.weights, None, temperature=temperature,
+            symmetric=False, need_argmax=True, need_values=True,
+        )  # fmt: skip
+        assert_close(scores[:, j], wanted[0][:, 0], dtype=torch.float32, scale=20)
+        if full:
+            assert_close(values[:, j], wanted[3][:, 0], dtype=torch.float32, scale=20)
+        if options["argmax"]:
+            assert torch.equal(argmax[:, j], wanted[2][:, 0])
+
+
+def check_batches() -> None:
+    plain = Side(torch.randn(3, 130, 72).half())
+    plain.tokens[1, 129, 5] = math.nan
+    plain.tokens[2, 7, 0] = math.inf
+    check_batch(plain, None, False)
+    for temperature in (None, 0.3):
+        some = packed([3, 0, 140, 1, 65], 24, 0.7)
+        some = replace(some, tokens=some.tokens.half(), weights=None)
+        some.tokens[90] = some.tokens[10]  # a tie: the first one wins
+        assert some.mask is not None
+        some.mask[:3] = False
+        some.tokens[1, 3] = math.nan  # not kept
+        check_batch(some, temperature, True)
+    many = dense(3, 150, 64, 0.9)
+    check_batch(replace(many, tokens=many.tokens.half(), weights=None), None, True)
+    check_batch(Side(torch.randn(2, 130, 128).half()), 0.3, False)
+
+
 def main() -> None:
     torch.manual_seed(3)
     documents = packed([3, 0, 70, 1], 24, 0.8)
@@ -126,6 +174,8 @@ def main() -> None:
     check(packed([140, 3], 16, 0.9), dense(2, 5, 16, 0.8), None, True)
     check_codes(dense(3, 5, 40, 0.8), documents_of(40))
     check_codes(queries_of(40), dense(2, 9, 40, 1.0))
+    check_codes(dense(40, 13, 144, 0.8), packed([130, 0, 2], 144, 0.8))
+    check_batches()
     print("all agree")
 
 

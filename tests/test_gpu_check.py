@@ -41,9 +41,11 @@ def test_a_dry_run_goes_through_everything(tmp_path: Path) -> None:
     assert report["reproducible"] == {"hard": True, "soft": True}
     names = {row["name"].split()[0] for row in report["parity"]}
     assert names >= {"max_sim", "max_sim_pairs", "window_attention", "peak_patch_features", "peak_patch_correct",
-                     "peak_patch_pairs", "centroid", "crop_batch"}  # fmt: skip
+                     "peak_patch_pairs", "centroid", "crop_batch", "max_sim_contrastive"}  # fmt: skip
     assert all(row["forward"] <= 1 for row in report["parity"])
-    assert {row["name"] for row in report["speed"]} >= {"one query", "training, hard", "training, soft"}
+    assert {row["name"] for row in report["speed"]} >= {
+        "one query", "training, hard", "training, soft", "contrastive loss, hard", "contrastive loss, soft",
+    }  # fmt: skip
     assert all(row["ours_ms"] > 0 and row["ratios"]["torch"] > 0 for row in report["speed"] if "torch" in row["ratios"])
 
 

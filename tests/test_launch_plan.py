@@ -10,7 +10,14 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is a Linux package")
 
-from engine.kernels.max_sim_plan import Plan, plan_max_sim, plan_max_sim_backward
+from engine.kernels.max_sim_plan import (
+    Plan,
+    Side,
+    StationaryPlan,
+    plan_max_sim,
+    plan_max_sim_backward,
+    plan_stationary,
+)
 
 BF16 = torch.bfloat16
 TOKENS = [0, 1, 7, 15, 16, 17, 31, 32, 33, 48, 50, 63, 64, 65, 77, 79, 80, 81, 96, 112, 127, 128, 129, 200, 500]
@@ -121,3 +128,46 @@ def test_every_backward_can_be_launched(dtype: torch.dtype) -> None:
             # Tensor cores of sm_90 take rows by 64; products by hand do without.
             assert dtype == torch.float32 or not (soft or scatter) or plan.block_r % 64 == 0
             assert plan.block_r * plan.block_d / (32 * plan.num_warps) <= 64
+
+
+def stationary(
+    n_q: int, l_q: int, n_d: int, l_d: int, dim: int, dtype: torch.dtype = BF16, *, soft: bool = False,
+    argmax: bool = False, single: bool = False, aligned: bool = True, wgmma: bool = True,
+) -> StationaryPlan | None:  # fmt: skip
+    q, d = (Side(torch.empty(n, length, dim, dtype=dtype, device="meta")) for n, length in ((n_q, l_q), (n_d, l_d)))
+    return plan_stationary(
+        q, d, soft=soft, argmax=argmax, single=single, aligned=aligned, wgmma=wgmma, processors=132
+    )  # fmt: skip
+
+
+def test_documents_stay_on_the_chip_for_batches() -> None:
+    """Four tiles of query tokens, rows of up to 256 bytes, and documents for every processor."""
+    assert stationary(32, 32, 10_000, 1024, 128) is not None
+    assert stationary(1, 512, 10_000, 1024, 128) is not None
+    for fewer in ((15, 32, 10_000), (1, 32, 10_000), (32, 32, 131), (0, 32, 10_000), (32, 0, 10_000)):
+        assert stationary(*fewer, 1024, 128) is None
+    assert [stationary(32, 32, 10_000, 196, dim) is not None for dim in (0, 64, 96, 100, 136, 512)] == [
+        False, True, True, False, False, False,
+    ]  # fmt: skip
+    assert stationary(32, 32, 10_000, 196, 256, torch.int8) is not None
+    assert stationary(32, 32, 10_000, 196, 64, torch.float32) is None
+    for one in ({"single": True}, {"aligned": False}, {"soft": True, "argmax": True}):
+        assert stationary(32, 32, 10_000, 196, 128, **one) is None  # type: ignore[arg-type]
+    for one in ({"soft": True}, {"argmax": True}, {"wgmma": False}):
+        assert stationary(32, 32, 10_000, 196, 128, **one) is not None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int8], ids=str)
+def test_every_stationary_plan_can_be_launched(dtype: torch.dtype) -> None:
+    for l_q, l_d, dim, wgmma in itertools.product((1, 7, 32, 77, 9000), PATCHES, (16, 48, 64, 96, 128), (False, True)):
+        plan = stationary(600, l_q, 200, l_d, dim, dtype, wgmma=wgmma)
+        assert plan is not None
+        for size in (plan.block_r, plan.block_t, plan.block_k, plan.block_q, plan.block_u):
+            assert size & (size - 1) == 0 and size >= (1 if size == plan.block_u else 8)
+        assert dim <= plan.block_k < 2 * max(dim, 32) and plan.block_q * plan.block_u == 1024
+        stages = plan.num_stages if wgmma else plan.num_stages - 1  # one is in flight
+        held = (stages * plan.block_r + plan.block_t) * plan.block_k * dtype.itemsize
+        assert 2 * held <= (227 if wgmma else 163) * 1024  # two blocks share a processor
+        assert plan.queries >= 1 and plan.queries * l_q <= max(8192, l_q)
+        # Whole tiles of documents, as few empty columns as 64 and 128 leave.
+        assert math.ceil(l_d / plan.block_t) * plan.block_t == math.ceil(l_d / 64) * 64 or wgmma is False
