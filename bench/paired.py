@@ -180,7 +180,7 @@ def table(rows: list[Row]) -> list[str]:
 
 
 def roofs() -> list[str]:
-    """What was measured of the machine in this session, as lines of text."""
+    """What was measured of the machine in this run, as lines of text."""
     lines = [f"read on {threads} threads: {rate / 1e9:.1f} GB/s" for threads, rate in _read_rates.items()]
     for (dtype, threads), rate in _matrix_rates.items():
         lines.append(f"{name_of(dtype)} matrix product on {threads} threads: {rate / 1e9:.0f} GFLOP/s")
