@@ -18,7 +18,8 @@ from engine.ops.checks import (
 )
 from engine.ops.native import as_array, dense_arrays, dense_rows, extension, forced_isa
 from engine.reference import max_sim as reference
-from engine.reference.max_sim import Incoming, Outputs, compute_dtype
+from engine.reference.max_sim import Incoming, Outputs
+from engine.reference.unit import compute_dtype
 
 
 class MaxSimOutput(NamedTuple):

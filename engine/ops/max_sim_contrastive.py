@@ -18,7 +18,7 @@ from engine.ops.checks import (
 )
 from engine.ops.max_sim import _max_sim, _max_sim_backward
 from engine.reference import max_sim_contrastive as reference
-from engine.reference.max_sim import compute_dtype
+from engine.reference.unit import compute_dtype
 
 NAME = "max_sim_contrastive"
 

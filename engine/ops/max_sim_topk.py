@@ -21,10 +21,10 @@ from engine.ops.max_sim_int8 import check_codes, native_arguments
 from engine.ops.max_sim_varlen import launch, offsets_of
 from engine.ops.native import as_array, dense_rows, extension, forced_isa
 from engine.reference import max_sim_topk as reference
-from engine.reference.max_sim import compute_dtype
 from engine.reference.max_sim_int8 import items_of, score_codes
 from engine.reference.max_sim_varlen import Items
 from engine.reference.quantize import QuantizedTokens
+from engine.reference.unit import compute_dtype
 
 OP = "max_sim_topk"
 # Scores held at a time on a GPU.

@@ -21,8 +21,9 @@ from engine.ops.checks import (
 from engine.ops.max_sim import MaxSimOutput, asked_for
 from engine.ops.native import as_array, dense_arrays, dense_rows, extension, forced_isa
 from engine.reference import max_sim_varlen as reference
-from engine.reference.max_sim import Incoming, Outputs, compute_dtype
+from engine.reference.max_sim import Incoming, Outputs
 from engine.reference.max_sim_varlen import Items
+from engine.reference.unit import compute_dtype
 
 OP = "max_sim_varlen"
 

@@ -47,6 +47,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.reference.unit import compute_dtype
+
 TILE_BYTES = 32 * 2**20
 
 # scores, reverse_scores, argmax, values, reverse_argmax, reverse_values; what was not asked for is empty.
@@ -97,11 +99,6 @@ class Tile:
     def place(self) -> tuple[slice, slice]:
         """Where the tile lies in a result of shape (Nq, Nd, ...) or, in pairs, (N, 1, ...)."""
         return self.queries, slice(0, 1) if self.pairs else self.documents
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of arithmetic and results for inputs of `dtype`."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def round_to_tf32(x: Tensor) -> Tensor:

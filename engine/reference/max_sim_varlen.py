@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from engine.reference import max_sim as dense
-from engine.reference.max_sim import Incoming, Outputs, compute_dtype
+from engine.reference.max_sim import Incoming, Outputs
+from engine.reference.unit import compute_dtype
 
 BLOCK_ROWS = 2**16
 
