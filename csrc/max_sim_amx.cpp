@@ -60,7 +60,7 @@ void amx_tile(const RowRun& run, int64_t dim, const Panel& panel, int64_t stride
 
 constexpr MaxSimKernels kKernels = {
     "amx_bf16", kLanes,   kTileMaxVectors, 1,           2,       true,
-    amx_fold,   amx_tile, columns,         column_sums, row_max, row_sum, widen, axpy};
+    amx_fold,   amx_tile, columns,         column_sums, row_max, row_sum, widen};
 
 }  // namespace
 

@@ -219,17 +219,8 @@ void widen(DType dtype, const void* from, float* to, int64_t n) {
     for (; k < n; ++k) to[k] = load_one(dtype, from, k);
 }
 
-void axpy(DType dtype, float c, const void* from, float* to, int64_t n) {
-    const __m256 factor = _mm256_set1_ps(c);
-    int64_t k = 0;
-    for (; k + kLanes <= n; k += kLanes) {
-        _mm256_storeu_ps(to + k, _mm256_fmadd_ps(factor, load(dtype, from, k), _mm256_loadu_ps(to + k)));
-    }
-    for (; k < n; ++k) to[k] += c * load_one(dtype, from, k);
-}
-
 constexpr MaxSimKernels kKernels = {"avx2", kLanes,  kMaxVectors, kMaxSplit, 1,     false,
-                                    fold,   tile,    columns,     column_sums, row_max, row_sum, widen, axpy};
+                                    fold,   tile,    columns,     column_sums, row_max, row_sum, widen};
 
 }  // namespace
 

@@ -19,7 +19,7 @@ struct Avx512 {
 
 constexpr MaxSimKernels kKernels = {
     "avx512",     kLanes,       kMaxVectors, kMaxSplit,   1,       false,
-    fold<Avx512>, tile<Avx512>, columns,     column_sums, row_max, row_sum, widen, axpy};
+    fold<Avx512>, tile<Avx512>, columns,     column_sums, row_max, row_sum, widen};
 
 }  // namespace
 

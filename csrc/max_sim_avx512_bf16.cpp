@@ -23,7 +23,7 @@ struct Avx512Bf16 {
 
 constexpr MaxSimKernels kKernels = {
     "avx512_bf16",    kLanes,           kMaxVectors, kMaxSplit,   2,       true,
-    fold<Avx512Bf16>, tile<Avx512Bf16>, columns,     column_sums, row_max, row_sum, widen, axpy};
+    fold<Avx512Bf16>, tile<Avx512Bf16>, columns,     column_sums, row_max, row_sum, widen};
 
 }  // namespace
 

@@ -263,14 +263,5 @@ void widen(DType dtype, const void* from, float* to, int64_t n) {
     }
 }
 
-void axpy(DType dtype, float c, const void* from, float* to, int64_t n) {
-    const __m512 factor = _mm512_set1_ps(c);
-    for (int64_t k = 0; k < n; k += kLanes) {
-        const __mmask16 mask = mask_of(n - k);
-        const __m512 sum = _mm512_fmadd_ps(factor, load(dtype, from, k, mask), _mm512_maskz_loadu_ps(mask, to + k));
-        _mm512_mask_storeu_ps(to + k, mask, sum);
-    }
-}
-
 }  // namespace
 }  // namespace peaksim

@@ -61,18 +61,8 @@ void widen(DType dtype, const void* from, float* to, int64_t n) {
     }
 }
 
-void axpy(DType dtype, float c, const void* from, float* to, int64_t n) {
-    if (dtype == DType::float32) {
-        for (int64_t k = 0; k < n; ++k) to[k] += c * static_cast<const float*>(from)[k];
-    } else if (dtype == DType::bfloat16) {
-        convert(from, n, [=](int64_t k, uint16_t x) { to[k] += c * from_bfloat16(x); });
-    } else {
-        convert(from, n, [=](int64_t k, uint16_t x) { to[k] += c * from_float16(x); });
-    }
-}
-
 constexpr MaxSimKernels kKernels = {"generic", kLanes, 1,       1,           1,       false,
-                                    fold,      tile,   columns, column_sums, row_max, row_sum, widen, axpy};
+                                    fold,      tile,   columns, column_sums, row_max, row_sum, widen};
 
 }  // namespace
 

@@ -54,8 +54,6 @@ struct MaxSimKernels {
     float (*row_sum)(const float* s, int64_t n, float shift, float temperature);
 
     void (*widen)(DType dtype, const void* from, float* to, int64_t n);
-    // to += c * from
-    void (*axpy)(DType dtype, float c, const void* from, float* to, int64_t n);
 };
 
 // Null where the unit was compiled without its instructions or has nothing for the dtype.
