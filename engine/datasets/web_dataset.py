@@ -55,7 +55,7 @@ def read_web_dataset(shards: str) -> CaptionedImages:
         shards: path of a tar file, or a pattern with `*`, `?` and `[…]`. Compressed ones are refused.
 
     Returns:
-        items; samples without a picture or a caption, and stretches of a shard that cannot be read, are in the problems.
+        items; samples without a picture or a caption, and what cannot be read of a shard, are in the problems.
 
     Raises:
         FileNotFoundError: no file fits the pattern.
@@ -118,7 +118,7 @@ def _check_gap(path: Path, start: int, stop: int, problems: list[Problem]) -> No
         while start < stop:
             block = file.read(min(1 << 20, stop - start))
             if block.count(0) != len(block):
-                problems.append(Problem(str(path), f"bytes {start} to {stop} are no tar member; what they hold is lost"))
+                problems.append(Problem(str(path), f"bytes {start} to {stop} are no tar member and are lost"))
                 return
             start += max(1, len(block))
 

@@ -1,6 +1,6 @@
-"""Hard negatives of captions: attributes or nouns of two phrases exchanged, so that the words stay and the binding goes.
+"""Hard negatives of captions: attributes or nouns of two phrases exchanged; the words stay and the binding goes.
 
-The kinds are those of Yuksekgonul et al. 2023 (NegCLIP, nouns) and Hsieh et al. 2023 (SugarCrepe's swaps), made by rules.
+The kinds are those of Yuksekgonul et al. 2023 (NegCLIP, nouns) and Hsieh et al. 2023 (SugarCrepe, swaps), by rules.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 from engine.choices import check_choice
 from engine.segments import lexicon as lx
@@ -21,7 +21,10 @@ SwapKind = Literal["attributes", "nouns"]
 SWAP_KINDS: tuple[SwapKind, ...] = get_args(SwapKind)
 # Between two phrases these say nothing that would be false the other way round.
 _SYMMETRIC = frozenset(
-    "and , & near beside with nearby alongside next to by is are sits sit stands stand sitting standing".split()
+    (
+        *("and", ",", "&", "near", "beside", "with", "nearby", "alongside", "next", "to", "by"),
+        *("is", "are", "sits", "sit", "sitting", "stands", "stand", "standing"),
+    )
 )
 _VALUES = (lx.COLORS, lx.SIZES, lx.MATERIALS, lx.PATTERNS)
 # Vowels that are spoken as consonants, and the reverse.
@@ -29,6 +32,7 @@ _LIKE_CONSONANT = re.compile(r"(?:uni(?!n)|use|usual|euro|one\b|ukulele|ute)", r
 _LIKE_VOWEL = re.compile(r"(?:hour|honest|heir)", re.IGNORECASE)
 
 
+@runtime_checkable
 class Tagger(Protocol):
     """Says which part each word of a caption plays; the segmenters do."""
 
