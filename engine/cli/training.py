@@ -10,7 +10,7 @@ from tyro.conf import subcommand
 
 from engine.cli.options import OptionalFolder, Shared
 from engine.cli.outputs import check_folder
-from engine.cli.peak_patch_training import TrainPeakPatch
+from engine.cli.peak_patch_training import TrainECN, TrainPeakPatch, TrainSCN
 from engine.cli.tables import report, show_json, show_line
 from engine.cli.training_data import NegativesOption, OnData, report_problems
 from engine.datasets.captioned import CaptionedImages
@@ -254,5 +254,7 @@ Train = (
     | Annotated[TrainTFGlobal, subcommand("tfglobal", description="The same over the two global embeddings.")]
     | Annotated[TrainLinear, subcommand("linear", description="One matrix between the global embeddings.")]
     | Annotated[TrainPeakPatch, subcommand("peakpatch", description="Corrections of captions and of scores.")]
+    | Annotated[TrainECN, subcommand("ecn", description="PeakPatch's correction of captions alone.")]
+    | Annotated[TrainSCN, subcommand("scn", description="PeakPatch's correction of scores alone.")]
     | Annotated[TrainFinetune, subcommand("finetune", description="All weights of a scenes model, on quads.")]
 )

@@ -10,25 +10,21 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
-from PIL import Image
 from torch import Tensor
 
-from engine.atomic_files import write_text
 from engine.datasets.base import ImageRef
 from engine.datasets.captioned import CaptionedImages, CaptionedItem, Problem
 from engine.engine import Engine
 from engine.features import ImageFeatures, Needs, TextFeatures
 from engine.heads.inputs import shortened
-from engine.images import ImageFailure
+from engine.images import ImageSource
 from engine.store import FeatureStore, Manifest
+from engine.training.encoded_pictures import encoded_pictures, unread_rows
 from engine.training.head_data import SHARD_ROWS, HeadData, Told
-
-# Pictures that are held as files at once.
-BLOCK = 128
-UNREAD = "unread.json"
 
 
 @dataclass(frozen=True)
@@ -104,9 +100,8 @@ def captioned_data(
         stores[kind] = FeatureStore.create(folder / source.replace(" ", "-"), manifest)
 
     def encode_images(start: int, stop: int) -> ImageFeatures:
-        found, failures = _encoded(engine, refs[start:stop], parts["images"])
-        _note(stores["images"].folder / UNREAD, start, stop, failures)
-        return found
+        loads = [partial(_source, ref) for ref in refs[start:stop]]
+        return encoded_pictures(engine, parts["images"], loads, stores["images"], start)
 
     def encode_texts(start: int, stop: int) -> TextFeatures:
         found = shortened(engine.encode_texts(texts[start:stop], scorer=parts["texts"]))
@@ -116,7 +111,7 @@ def captioned_data(
         told_of = None if told is None else (lambda done, total, kind=kind: told(kind, done, total))
         stores[kind].fill(encode, progress=told_of)
     row_of_text = {text: row for row, text in enumerate(texts)}
-    unread = _unread(stores["images"].folder / UNREAD)
+    unread = unread_rows(stores["images"])
     places = {_key(ref): row for row, ref in enumerate(refs)}
     image_rows = [tuple(places[_key(ref)] for ref in item.images[:images_each]) for item in data.items]
     kept = [row for row, rows in enumerate(image_rows) if not unread.keys() & set(rows)]
@@ -161,40 +156,9 @@ def _facts(ref: ImageRef) -> list[object]:
     return [ref.name, ref.box, size]
 
 
-def _encoded(engine: Engine, refs: Sequence[ImageRef], needs: Needs) -> tuple[ImageFeatures, dict[int, str]]:
-    """A row for each picture, and by row why some could not be read."""
-    parts = []
-    unread: dict[int, str] = {}
-    # Its features stand where those of a picture that cannot be read would be.
-    blank = Image.new("RGB", (engine.spec.image_size, engine.spec.image_size))
-    for start in range(0, len(refs), BLOCK):
-        block = refs[start : start + BLOCK]
-        failures: list[ImageFailure] = []
-        sources = [*(ref.path if ref.path is not None else _loaded(ref) for ref in block), blank]
-        names = [str(row) for row in range(len(sources))]
-        found = engine.encode_images(sources, scorer=needs, ids=names, on_error=failures.append)
-        place = {int(name): row for row, name in enumerate(found.ids or ())}
-        # Names and places serve explanations, which training has no use for.
-        found = replace(found, ids=None, sizes=None, views=None)
-        parts.append(found[torch.tensor([place.get(row, len(found) - 1) for row in range(len(block))])])
-        unread |= {start + int(failure.id): failure.reason for failure in failures}
-    return ImageFeatures.cat(parts), unread
-
-
-def _loaded(ref: ImageRef) -> object:
+def _source(ref: ImageRef) -> ImageSource:
+    if ref.path is not None:
+        return ref.path
     assert ref.load is not None  # a reader leaves out what is neither a file nor can be made
-    return ref.load()
-
-
-def _note(path: Path, start: int, stop: int, failures: dict[int, str]) -> None:
-    """Remember what could not be read of rows `start` to `stop`, in place of what an earlier try said of them."""
-    held = {row: reason for row, reason in _unread(path).items() if not start <= row < stop}
-    held |= {start + row: reason for row, reason in failures.items()}
-    if held or path.exists():
-        write_text(path, json.dumps(held, indent=1))
-
-
-def _unread(path: Path) -> dict[int, str]:
-    if not path.exists():
-        return {}
-    return {int(row): reason for row, reason in json.loads(path.read_text(encoding="utf-8")).items()}
+    source: ImageSource = ref.load()  # type: ignore[assignment]
+    return source

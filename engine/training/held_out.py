@@ -51,7 +51,7 @@ class HeldOutFigures:
             matrix = head.matrix(images[pair], texts[pair])
             own = matrix.diagonal()
             # Strict: a tie is never a win.
-            best = [(matrix >= own.unsqueeze(1 - axis)).sum(axis) == 1 for axis in (0, 1)]
+            best = [(matrix >= own.unsqueeze(axis)).sum(axis) == 1 for axis in (0, 1)]
             found += torch.cat(best).float().tolist()
             if self.data.texts_per_item == 2:
                 over += (own > head.pairs(images[pair], texts[pair + len(items)])).float().tolist()
