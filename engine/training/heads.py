@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,9 @@ from engine.choices import check_choice
 from engine.features import ImageFeatures, TextFeatures
 from engine.heads.base import Head, Trainable
 from engine.training.head_data import HeadData, epochs
-from engine.training.logs import DAMAGE, cut_log, damaged
+from engine.training.logs import DAMAGE, Log, damaged
 from engine.training.losses import contrastive_loss, quad_loss
+from engine.training.processes import ALONE, Processes, SharedHead, processes
 
 # Called with the head, or whatever is trained, in evaluation mode.
 Evaluate = Callable[[Any], dict[str, float]]
@@ -90,6 +91,8 @@ class HeadTrainConfig:
     """bfloat16 (the head runs under autocast) or float32."""
     threads: int = 0
     """CPU threads; 0 keeps torch's own number."""
+    tensorboard: bool = False
+    """Also write the log as TensorBoard's curves into the output folder."""
 
     def __post_init__(self) -> None:
         for name, value, known in (("loss", self.loss, LOSSES), ("precision", self.precision, get_args(Precision))):
@@ -137,12 +140,27 @@ class HeadRun:
     """State of one training: the head, its optimiser, and how far it is."""
 
     def __init__(
-        self, head: Trainable, config: HeadTrainConfig, objective: Objective | None = None, *, source: str = ""
+        self,
+        head: Trainable,
+        config: HeadTrainConfig,
+        objective: Objective | None = None,
+        *,
+        source: str = "",
+        processes: Processes = ALONE,
     ) -> None:
         self.head = head
         self.config = config
         self.source = source
+        self.processes = processes
         self.objective: Objective = objective or config.objective
+        # Of several processes each scores its part of a batch; an objective of one's own has its items to itself.
+        self.scored: Any = head
+        self.part = slice(None)
+        if processes.count > 1 and objective is None:
+            self.scored = SharedHead(cast(Head, head), processes)
+        elif processes.count > 1:
+            own = processes.share(config.batch_size)
+            self.part = slice(own.start, own.stop)
         weights = [weight for weight in head.parameters() if weight.requires_grad]
         self.optimizer = torch.optim.AdamW(
             [
@@ -172,11 +190,12 @@ class HeadRun:
         narrow = torch.autocast(device.type, torch.bfloat16) if config.precision == "bfloat16" else nullcontext()
         # Dropout of a step depends on the step alone, and the caller's random numbers are left as they are.
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(config.seed * 1_000_003 + self.step)
+            torch.manual_seed(config.seed * 1_000_003 + self.step + self.processes.rank * 15_485_863)
             with narrow:
-                loss = self.objective(self.head, images.to(device), texts.to(device))
+                loss = self.objective(self.scored, images.to(device), texts.to(device))
             self.optimizer.zero_grad()
             loss.backward()
+        self.processes.average_gradients(self.head)
         norm = nn.utils.clip_grad_norm_(self.head.parameters(), config.clip_norm)
         if not torch.isfinite(norm):
             raise FloatingPointError(f"train {self.head.name}: gradient is not finite at step {self.step}")
@@ -226,7 +245,7 @@ class HeadRun:
     def _settings(self) -> str:
         """What must be equal for a checkpoint to be continued."""
         settings = asdict(self.config)
-        for free in ("output", "threads", "checkpoint_every", "evaluate_every", "log_every"):
+        for free in ("output", "threads", "checkpoint_every", "evaluate_every", "log_every", "tensorboard"):
             settings.pop(free)
         held = {"head": self.head.name, "fingerprint": self.head.fingerprint, "config": asdict(self.head.config)}
         held |= {"data": self.source} if self.source else {}
@@ -245,7 +264,8 @@ def train_head(
     """Train a new head, or go on with one; the file of the trained head.
 
     Writes into `config.output`: `checkpoint.pt`, `log.jsonl` (settings first, then a line for each
-    `log_every` steps and each evaluation), and at the end `<name>.safetensors`, which `load_head` reads.
+    `log_every` steps and each evaluation), and at the end `<name>.safetensors`, which `load_head` reads. Under
+    `accelerate launch` the processes share each batch, and the first one writes and evaluates.
 
     Args:
         head: as `Head.build` made it; it is trained where it is.
@@ -255,50 +275,55 @@ def train_head(
         report: gets one line of progress.
 
     Raises ValueError for data that do not fit, or a checkpoint of other settings; FloatingPointError for a gradient
-    that is not finite.
+    that is not finite; ModuleNotFoundError where accelerate or TensorBoard is wanted and missing.
     """
     if isinstance(data, HeadData) and objective is None:
         config.check(data.images_per_item, data.texts_per_item)
     threads = torch.get_num_threads()
     torch.set_num_threads(config.threads or threads)
     try:
-        return _train(HeadRun(head, config, objective, source=data.source), data, evaluate, report)
+        run = HeadRun(head, config, objective, source=data.source, processes=processes())
+        return _train(run, data, evaluate, report)
     finally:
         torch.set_num_threads(threads)
 
 
 def _train(run: HeadRun, data: Batches, evaluate: Evaluate | None, report: Report | None) -> Path:
-    config, head = run.config, run.head
+    config, head, main = run.config, run.head, run.processes.is_main
     config.output.mkdir(parents=True, exist_ok=True)
-    checkpoint, log_path = config.output / "checkpoint.pt", config.output / "log.jsonl"
+    checkpoint = config.output / "checkpoint.pt"
     if checkpoint.exists():
         run.resume(checkpoint)
-    cut_log(head.name, log_path, run.step)
+    # Whoever reads must have read before the first one writes.
+    run.processes.wait()
     started = time.monotonic() - run.seconds
-    with log_path.open("a") as log:
-        if log.tell() == 0:
-            log.write(json.dumps({"step": 0, "settings": run._settings()}) + "\n")
+    with _log(run) if main else nullcontext() as log:
         for items in epochs(len(data), config.batch_size, config.seed, start=run.step):
             if run.step >= config.steps:
                 break
-            entry: dict[str, float] = run.advance(*data.batch(items))
+            entry: dict[str, float] = run.advance(*data.batch(items[run.part]))
             run.seconds = time.monotonic() - started
             last = run.step == config.steps
             due = last or (config.evaluate_every > 0 and run.step % config.evaluate_every == 0)
-            if evaluate is not None and due:
+            if evaluate is not None and due and main:
                 entry |= _figures(head, evaluate)
-            if run.step % config.log_every == 0 or due:
+            if log is not None and (run.step % config.log_every == 0 or due):
                 entry |= {"step": run.step, "items": run.step * config.batch_size, "seconds": run.seconds}
-                log.write(json.dumps(entry) + "\n")
-                log.flush()
+                log.write(entry)
                 if report is not None:
                     report(_line(run, entry))
-            if run.step % config.checkpoint_every == 0 or last:
+            if main and (run.step % config.checkpoint_every == 0 or last):
                 run.save(checkpoint)
     head.eval()
     head.anneal(1.0)
     facts = {"training": json.loads(run._settings()), "steps": run.step}
-    return head.save(config.output / f"{head.name}.safetensors", facts=facts)
+    saved = head.save(config.output / f"{head.name}.safetensors", facts=facts) if main else None
+    return run.processes.from_main(saved)
+
+
+def _log(run: HeadRun) -> Log:
+    config = run.config
+    return Log(run.head.name, config.output, run.step, run._settings(), tensorboard=config.tensorboard)
 
 
 def _figures(head: Trainable, evaluate: Evaluate) -> dict[str, float]:
