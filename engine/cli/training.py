@@ -11,8 +11,7 @@ from tyro.conf import subcommand
 from engine.cli.options import OptionalFolder, Shared
 from engine.cli.outputs import check_folder
 from engine.cli.peak_patch_training import TrainECN, TrainPeakPatch, TrainSCN
-from engine.cli.tables import report, show_json, show_line
-from engine.cli.training_data import NegativesOption, OnData, report_problems
+from engine.cli.training_data import NegativesOption, OnData, report, report_problems, show_trained, told
 from engine.datasets.captioned import CaptionedImages
 from engine.heads.base import Head, HeadConfig
 from engine.heads.linear import LinearAlignmentConfig
@@ -27,6 +26,7 @@ from engine.training.head_data import HeadData, ScenesQuads, scenes_data
 from engine.training.heads import Evaluate, HeadTrainConfig, train_head
 from engine.training.held_out import HeldOutFigures, held_out
 from engine.training.presets import TRAINING
+from engine.training.processes import processes
 from engine.training.scenes import ScenesTrainConfig, train
 
 
@@ -44,19 +44,12 @@ class TrainScenes(Shared):
 
         check_folder("--output", self.config.output)
         folder: Path = train(self.config, evaluate=None if self.skip_figures else quick_figures, report=report)
-        if self.json:
-            show_json({"model": f"scenes:{folder}"})
-        else:
-            show_line(f"trained; use it as --model scenes:{folder}")
+        model = f"scenes:{folder}"
+        show_trained(as_json=self.json, use=f"--model {model}", facts={"model": model})
         return 0
 
 if TYPE_CHECKING:
     from engine.engine import Engine
-
-
-def told(what: str, done: int, total: int) -> None:
-    """Say how far the features are."""
-    report(f"features of {what}: {done}/{total}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,18 +105,21 @@ class TrainHead(OnQuads, OnData):
 
         # Read first: what is wrong with files should not wait for a model.
         own = self.own_items()
-        peaksim = load(self.model, device=self.device)
+        shared = processes()
+        peaksim = load(self.model, device=shared.place(self.device))
         head = HEADS[self.name].build(peaksim.spec, self.head, seed=self.training.seed).to(peaksim.encoder.device)
-        if own is None:
-            data: HeadData = scenes_data(peaksim, head.needs(), self.quads, self.features, told=told)
-            figures = None if self.skip_figures else self.figures_of_scenes(peaksim)
-        else:
-            data, figures = self.split(captioned_data(peaksim, head.needs(), own, self.features, told=told))
+        with shared.main_first():
+            if own is None:
+                data: HeadData = scenes_data(peaksim, head.needs(), self.quads, self.features, told=told)
+                figures = None if self.skip_figures else self.figures_of_scenes(peaksim)
+            else:
+                data, figures = self.split(captioned_data(peaksim, head.needs(), own, self.features, told=told))
         path = train_head(head, data, self.training, evaluate=figures, report=report)
-        if self.json:
-            show_json({"head": str(path), "scorer": self.name})
-        else:
-            show_line(f"trained; use it as --scorer {self.name} --option head={path}")
+        show_trained(
+            as_json=self.json,
+            use=f"--scorer {self.name} --option head={path}",
+            facts={"head": str(path), "scorer": self.name},
+        )
         return 0
 
     def own_items(self) -> CaptionedImages | None:
@@ -143,7 +139,7 @@ class TrainHead(OnQuads, OnData):
             kind = ("file" if has else "none") if self.negatives == "auto" else self.negatives
             found = with_negatives(read, kind, seed=self.data_seed)
             report_problems(found.problems[len(read.problems) :])
-        self.training.check(*shape_of(found))
+        report(f"loss: {self.training.fitted(*shape_of(found)).loss}")
         return found
 
     def split(self, data: CaptionedData) -> tuple[HeadData, Evaluate | None]:
@@ -240,10 +236,8 @@ class TrainFinetune(OnQuads):
             evaluate=None if self.skip_figures else figures,
             report=report,
         )
-        if self.json:
-            show_json({"model": f"scenes:{folder}"})
-        else:
-            show_line(f"trained; use it as --model scenes:{folder}")
+        model = f"scenes:{folder}"
+        show_trained(as_json=self.json, use=f"--model {model}", facts={"model": model})
         return 0
 
 

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast, get_args
 
@@ -43,9 +43,8 @@ class Batches(Protocol):
     def batch(self, items: Tensor) -> tuple[Any, Any]: ...
 
 
-Loss = Literal["quads", "batch", "captions", "images", "pairs"]
+Loss = Literal["auto", "quads", "batch", "captions", "images", "pairs"]
 Precision = Literal["float32", "bfloat16"]
-LOSSES = get_args(Loss)
 # Images and texts an item that each loss needs.
 WANTED: dict[Loss, tuple[int, int]] = {
     "quads": (2, 2),
@@ -78,7 +77,7 @@ class HeadTrainConfig:
     """Bound of the norm of the gradients."""
     loss: Loss = "quads"
     """Quads (cross-entropy within each 2 × 2 quad), or InfoNCE over batch (B × B, the pairs alone), captions (B × 2B,
-    hard negative captions), images (2B × B) or pairs (2B × 2B)."""
+    hard negative captions), images (2B × B) or pairs (2B × 2B). Auto takes the first that uses all the data have."""
     batch_weight: float = 0.0
     """Weight of the B × B loss that is added to that of the quads."""
     checkpoint_every: int = 200
@@ -95,27 +94,34 @@ class HeadTrainConfig:
     """Also write the log as TensorBoard's curves into the output folder."""
 
     def __post_init__(self) -> None:
-        for name, value, known in (("loss", self.loss, LOSSES), ("precision", self.precision, get_args(Precision))):
-            check_choice("HeadTrainConfig", name, value, known)
+        check_choice("HeadTrainConfig", "loss", self.loss, get_args(Loss))
+        check_choice("HeadTrainConfig", "precision", self.precision, get_args(Precision))
         least = {"steps": 1, "batch_size": 1, "warmup_steps": 0, "checkpoint_every": 1, "evaluate_every": 0}
         for name, lowest in (least | {"log_every": 1, "threads": 0}).items():
             if getattr(self, name) < lowest:
                 raise ValueError(f"HeadTrainConfig: {name} must be at least {lowest}, got {getattr(self, name)}")
-        if self.batch_weight < 0 or (self.batch_weight and self.loss != "quads"):
+        if self.batch_weight < 0 or (self.batch_weight and self.loss not in ("auto", "quads")):
             raise ValueError(
                 "HeadTrainConfig: batch_weight adds to the loss of quads and must not be negative, got "
                 f"{self.batch_weight} with {self.loss!r}"
             )
 
-    def check(self, images_per_item: int, texts_per_item: int) -> None:
-        """Raise ValueError when items of so many images and texts lack what the loss needs."""
-        images, texts = WANTED[self.loss]
-        if images_per_item < images or texts_per_item < texts:
-            fitting = [loss for loss, (i, t) in WANTED.items() if i <= images_per_item and t <= texts_per_item]
+    def fitted(self, images_per_item: int, texts_per_item: int) -> HeadTrainConfig:
+        """The same with a loss for such items in place of "auto".
+
+        Raises ValueError when items of so many images and texts lack what the loss needs.
+        """
+        fitting = [loss for loss, (i, t) in WANTED.items() if i <= images_per_item and t <= texts_per_item]
+        if self.loss == "auto":
+            best = max(fitting, key=lambda loss: sum(WANTED[loss]))
+            return replace(self, loss=best, batch_weight=self.batch_weight if best == "quads" else 0.0)
+        if self.loss not in fitting:
+            images, texts = WANTED[self.loss]
             raise ValueError(
                 f"train: loss {self.loss!r} needs {images} images and {texts} texts an item, got {images_per_item} and "
-                f"{texts_per_item}; these data fit {' or '.join(fitting)} (and batch_weight 0)"
+                f"{texts_per_item}; these data fit auto ({' or '.join(fitting)})"
             )
+        return self
 
     def objective(self, head: Head, images: ImageFeatures, texts: TextFeatures) -> Tensor:
         """The loss of one batch as `HeadData.batch` orders it: pairs first, then hard negatives."""
@@ -278,7 +284,7 @@ def train_head(
     that is not finite; ModuleNotFoundError where accelerate or TensorBoard is wanted and missing.
     """
     if isinstance(data, HeadData) and objective is None:
-        config.check(data.images_per_item, data.texts_per_item)
+        config = config.fitted(data.images_per_item, data.texts_per_item)
     threads = torch.get_num_threads()
     torch.set_num_threads(config.threads or threads)
     try:

@@ -69,6 +69,10 @@ class Processes:
         parts[self.rank] = own.detach() + (own - own.detach()) * self.count
         return torch.cat(parts)
 
+    def place(self, device: str) -> str:
+        """Where models go: `device`, or for "auto" with several processes this one's own."""
+        return str(self.device) if device == "auto" and self.device is not None else device
+
     @contextmanager
     def main_first(self) -> Iterator[None]:
         """The main process does what is inside, then the others do it, and find it done."""
