@@ -53,19 +53,22 @@ def read_figures(path: Path) -> list[Figure]:
 
 
 def check_figures(path: Path, found: Sequence[Figure]) -> None:
-    """Raise ResultsDiffer naming every figure that is not committed in `path`, or whose intervals lie apart.
+    """`compare_figures` with those that are committed in `path`; raises also what `read_figures` raises."""
+    compare_figures(path.name, read_figures(path), found)
 
-    Raises also what `read_figures` raises, and ValueError for nothing to check.
+
+def compare_figures(what: str, committed: Sequence[Figure], found: Sequence[Figure]) -> None:
+    """Raise ResultsDiffer naming every found figure that is not committed, or whose intervals lie apart.
+
+    Raises ValueError for nothing to compare.
     """
     if not found:
-        raise ValueError("check_figures: needs at least one figure, got none")
-    committed = {figure.name: figure for figure in read_figures(path)}
+        raise ValueError("compare_figures: needs at least one figure, got none")
+    known = {figure.name: figure for figure in committed}
     faults = [
-        f"{figure.name}: found {figure}, committed {committed.get(figure.name, 'nothing')}"
+        f"{figure.name}: found {figure}, committed {known.get(figure.name, 'nothing')}"
         for figure in found
-        if figure.name not in committed or not figure.meets(committed[figure.name])
+        if figure.name not in known or not figure.meets(known[figure.name])
     ]
     if faults:
-        raise ResultsDiffer(
-            f"{path.name}: {len(faults)} of {len(found)} figures are not reproduced: " + "; ".join(faults)
-        )
+        raise ResultsDiffer(f"{what}: {len(faults)} of {len(found)} figures are not reproduced: " + "; ".join(faults))

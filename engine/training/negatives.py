@@ -22,6 +22,7 @@ from torch.nn import functional
 from engine.choices import check_choice
 from engine.features import ImageFeatures, TextFeatures
 from engine.heads.base import Head
+from engine.training.finetune import Captions, WholeEncoder
 from engine.training.losses import quad_loss
 
 Negatives = Literal["in_batch", "captions", "quads"]
@@ -49,6 +50,14 @@ class NegativesObjective:
         """The loss of a head on features as `HeadData.batch` orders them: B pairs, then their B hard negatives."""
         size = len(images) // 2
         return self.loss(head.scale() * head.chosen(images, texts, *self.rows(size)), size)
+
+    def of_encoder(self, encoder: WholeEncoder, pixels: Tensor, captions: Captions) -> Tensor:
+        """The same loss of a whole encoder, on a batch of `PixelQuads`."""
+        size = len(pixels) // 2
+        image_rows, text_rows = self.rows(size)
+        # In-batch and caption negatives look at the first picture of each quad only.
+        used = pixels[: int(image_rows.max()) + 1], Captions(*(part[: int(text_rows.max()) + 1] for part in captions))
+        return self.loss(encoder.scale() * encoder(*used)[image_rows, text_rows], size)
 
     def rows(self, size: int) -> tuple[Tensor, Tensor]:
         """Image and text of each pair to be scored, `(size * g,)` of the groups, then those of the hard negatives.
