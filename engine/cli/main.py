@@ -39,7 +39,7 @@ COMMANDS = {
     "eval": Place("evaluation", "Eval", "Evaluate a model with a scorer on a benchmark."),
     "compare": Place("comparison", "Compare", "Set models and scorers side by side on benchmarks."),
     "models": Place("commands", "Models", "List the encoders and what each of them offers, or look at one."),
-    "train": Place("training", "Train", "Train the embedded model from scratch."),
+    "train": Place("training", "Train", "Train the embedded model, or small heads on frozen features."),
     "diagnose": Place("layers", "Diagnose", "Say what each layer of a text tower tells apart."),
     "results": Place("results", "Results", "Measure the committed model and heads for RESULTS.md."),
     "doctor": Place("commands", "Doctor", "Say what this installation can do here, and how to get the rest."),

@@ -47,8 +47,11 @@ class TrainPeakPatch(OnData):
     figure_items: int = 150
     """Held-out items that are evaluated."""
     head: PeakPatchConfig = PeakPatchConfig(dropout=SCENES_HEAD.dropout)  # noqa: RUF009 (frozen)
+    """Sizes, layers and parts of the head; 0 takes what fits the model."""
     objective: JointObjective = SCENES
+    """The loss once the correction of captions has its start."""
     training: HeadTrainConfig = SCENES_TRAINING
+    """Settings of the training; its loss is the one above."""
 
     def run(self) -> int:
         """Compute the features that are missing, train, and print how the head is used."""
@@ -96,7 +99,9 @@ class TrainECN(TrainPeakPatch):
     """Train the correction of captions alone: what comes of it can be indexed."""
 
     head: PeakPatchConfig = replace(TrainPeakPatch.head, parts="ecn")  # noqa: RUF009 (frozen)
-    training: HeadTrainConfig = replace(SCENES_TRAINING, output=Path("runs/ecn"))  # noqa: RUF009
+    """Sizes, layers and parts of the head; 0 takes what fits the model."""
+    training: HeadTrainConfig = replace(SCENES_TRAINING, output=Path("runs/ecn"))  # noqa: RUF009 (frozen)
+    """Settings of the training; its loss is the one above."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,4 +109,6 @@ class TrainSCN(TrainPeakPatch):
     """Train the correction of scores alone, on questions."""
 
     head: PeakPatchConfig = replace(TrainPeakPatch.head, parts="scn")  # noqa: RUF009 (frozen)
-    training: HeadTrainConfig = replace(SCENES_TRAINING, output=Path("runs/scn"))  # noqa: RUF009
+    """Sizes, layers and parts of the head; 0 takes what fits the model."""
+    training: HeadTrainConfig = replace(SCENES_TRAINING, output=Path("runs/scn"))  # noqa: RUF009 (frozen)
+    """Settings of the training; its loss is the one above."""

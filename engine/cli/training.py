@@ -57,8 +57,7 @@ class OnQuads(Shared):
     """Options of what is trained on quads of rendered scenes; a stopped run goes on where it was."""
 
     items: int = ScenesQuads.items
-    """Quads of scenes of each category (two pictures and two captions that differ in one binding); scenes in all with
-    --negatives negation."""
+    """Quads of each category (two pictures, two captions, one binding exchanged); with denials, scenes in all."""
     categories: tuple[str, ...] = ScenesQuads.categories
     """What the quads differ in."""
     data_seed: int = ScenesQuads.seed
@@ -89,8 +88,7 @@ class TrainHead(OnQuads, OnData):
     device: str = "auto"
     """cpu, cuda, ...; auto takes an accelerator where there is one."""
     negatives: NegativesOption = "auto"
-    """Hard negatives: those of the file, swaps of words, negation (NegBench's templates) or none; auto takes scenes'
-    quads, and of your own data what the file has."""
+    """Hard negatives: the file's, swaps of words, negation or none; auto: scenes' quads, or what the file has."""
     wordings: tuple[WordingSet, ...] = TRAINING_SETS
     """How captions of scenes deny, with --negatives negation."""
     features: Path = Path("runs/features")

@@ -76,8 +76,7 @@ class HeadTrainConfig:
     clip_norm: float = 1.0
     """Bound of the norm of the gradients."""
     loss: Loss = "quads"
-    """Quads (cross-entropy within each 2 × 2 quad), or InfoNCE over batch (B × B, the pairs alone), captions (B × 2B,
-    hard negative captions), images (2B × B) or pairs (2B × 2B). Auto takes the first that uses all the data have."""
+    """Within 2 × 2 quads, or InfoNCE over a batch (B × B), captions (B × 2B), images, pairs; auto: by the data."""
     batch_weight: float = 0.0
     """Weight of the B × B loss that is added to that of the quads."""
     checkpoint_every: int = 200
