@@ -146,13 +146,12 @@ def _max_sim_backward(
         return grads[0].to(q.dtype), grads[1].to(d.dtype)
     if backend == "triton":
         from engine.kernels.max_sim_backward import max_sim_backward
+        from engine.kernels.max_sim_plan import Side
 
         incoming = (grad_scores, grad_values, argmax), (grad_reverse_scores, grad_reverse_values, reverse_argmax)
+        sides = Side(dense_rows(q), q_mask, q_weights), Side(dense_rows(d), d_mask, d_weights)
         with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
-            return max_sim_backward(
-                dense_rows(q), dense_rows(d), (q_mask, d_mask), (q_weights, d_weights), incoming,
-                temperature=temperature, pairs=pairs, precision=precision,
-            )  # fmt: skip
+            return max_sim_backward(*sides, incoming, temperature=temperature, pairs=pairs, precision=precision)
     forward = None if grad_scores is None else Incoming(grad_scores, grad_values, argmax)
     reverse = None
     if grad_reverse_scores is not None:
