@@ -107,9 +107,9 @@ def test_inference_writes_no_alignment(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(reference, "empty_outputs", spy)
     q = Q.clone().requires_grad_()
-    max_sim(q.detach(), D)
+    max_sim(q.detach(), D, symmetric=True)
     with torch.no_grad():
-        max_sim(q, D)
+        max_sim(q, D, symmetric=True)
     max_sim(q, D, temperature=0.1)
     max_sim(q, D)
     assert asked == [False, False, False, True]
