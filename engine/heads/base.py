@@ -154,10 +154,13 @@ class Head(Trainable):
                 f"{self.name}: pairs need as many images as texts, got {len(images)} images and {len(texts)} texts"
             )
 
-    def save(self, path: str | PathLike[str], *, facts: Mapping[str, object] | None = None) -> Path:
+    def save(
+        self, path: str | PathLike[str], *, facts: Mapping[str, object] | None = None, half: bool = False
+    ) -> Path:
         """Write one safetensors file, which `engine.heads.registry.load_head` reads.
 
-        `facts` are plain values kept beside the configuration, such as how the head was trained.
+        `facts` are plain values kept beside the configuration, such as how the head was trained. `half` stores the
+        weights as float16, which is enough to serve them; they are read as float32.
         """
         plain = {
             "kind": "head",
@@ -169,6 +172,8 @@ class Head(Trainable):
             "facts": dict(facts or {}),
         }
         state = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in self.state_dict().items()}
+        if half:
+            state = {name: tensor.half() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(target) as unfinished:

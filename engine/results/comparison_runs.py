@@ -37,7 +37,7 @@ from engine.training.head_data import CATEGORIES, HeadData, ScenesQuads, scenes_
 from engine.training.heads import HeadTrainConfig, Precision, train_head
 from engine.training.negatives import NEGATIVES, Negatives, NegativesObjective
 
-STEPS, BATCH, GROUP = 1500, 16, 4
+STEPS, BATCH, GROUP, BATCH_WEIGHT = 1500, 16, 8, 1.0
 SEEDS = (0, 1, 2)
 SPLITS = ("in_domain", "held_out")
 ITEMS = 200
@@ -135,7 +135,7 @@ class Comparison:
             warmup_steps=min(50, self.steps),
             log_every=max(1, self.steps // 8),
         )
-        objective = NegativesObjective(cell.negatives, GROUP)
+        objective = NegativesObjective(cell.negatives, GROUP, BATCH_WEIGHT)
         trained = self._trained(cell, arm, config, objective)
         log = read_lines(config.output / "log.jsonl")
         facts = {
