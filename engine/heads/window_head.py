@@ -193,15 +193,19 @@ def box_cells(boxes: Tensor, views: Tensor, grid: tuple[int, int]) -> Tensor:
 
 
 def cells_within(places: Tensor, grid: tuple[int, int]) -> Tensor:
-    """The patches that a box touches, int32 `(B, R, 4)`: all it has at least an eighth of, and one at least.
+    """The patches that a box touches, int32 `(B, R, 4)`: all it has at least an eighth of, in width and in height.
+
+    A box too narrow to have any gets the one that holds its middle.
 
     >>> cells_within(torch.tensor([[[1.5, 0.0, 4.5, 2.05]]]), (6, 6)).tolist()
     [[[1, 0, 5, 2]]]
     """
-    last = torch.tensor([grid[1], grid[0]], device=places.device)
+    sides = torch.tensor([grid[1], grid[0]], device=places.device)
     low, high = places[..., :2], places[..., 2:]
-    first = (low + _LEAST_SHARE).floor().minimum(last - 1)
-    end = torch.maximum((high - _LEAST_SHARE).ceil(), first + 1).minimum(last)
+    first, end = (low + _LEAST_SHARE).floor(), (high - _LEAST_SHARE).ceil()
+    middle = ((low + high) / 2).floor().minimum(sides - 1)
+    empty = end <= first
+    first, end = torch.where(empty, middle, first), torch.where(empty, middle + 1, end)
     return torch.cat([first, end], dim=-1).to(torch.int32)
 
 

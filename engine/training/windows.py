@@ -39,19 +39,16 @@ _BATCH = 256
 
 @dataclass(frozen=True)
 class WindowPictures:
-    """Rendered scenes of combinations that training may show, with windows on each.
-
-    Attributes:
-        pictures: number of scenes.
-        windows: on each; half of them of a crop grid, half of any place and size.
-        places: places on the canvas that the target of a window is the mean of.
-        seed: of scenes, windows and places.
-    """
+    """Rendered scenes of combinations that training may show, with windows on each."""
 
     pictures: int = 6000
+    """Scenes."""
     windows: int = 24
+    """Windows on each; half of them of a crop grid, half of any place and size."""
     places: int = 1
-    seed: int = 401
+    """Places on the canvas that the target of a window is the mean of."""
+    data_seed: int = 401
+    """Of scenes, windows and places."""
 
     def __post_init__(self) -> None:
         for name, least in (("pictures", 1), ("windows", 2), ("places", 1)):
@@ -60,7 +57,7 @@ class WindowPictures:
 
     def draw(self, row: int) -> tuple[Image.Image, np.ndarray, np.ndarray]:
         """Picture `row`, its windows `(W, 4)` in pixels, and the free share `(places, W, 2)` before each, in 0..1."""
-        rng = np.random.default_rng((self.seed, row))
+        rng = np.random.default_rng((self.data_seed, row))
         # Whole scenes and close views as the encoder's own training has them.
         scene = sample_scene(rng, split="train")
         picture = Image.fromarray(render(scene, rng, STANDARD))
@@ -145,16 +142,14 @@ class WindowObjective:
     The second term asks that a window's vector h be as far from the targets t' of all other windows as its own target
     is, so that what tells regions apart counts for more than what all of them share. Where targets are equal (plain
     background) it asks for no difference.
-
-    Attributes:
-        contrast: weight of the second term; 0 leaves it out.
-        temperature: τ.
-        others: windows of the batch, evenly spread, that are compared with; the rest are left out.
     """
 
     contrast: float = 1.0
+    """Weight of the second term; 0 leaves it out."""
     temperature: float = 0.05
+    """Temperature of the second term."""
     others: int = 384
+    """Windows of the batch, evenly spread, that each is compared with."""
 
     def __post_init__(self) -> None:
         if self.contrast < 0 or self.temperature <= 0 or self.others < 2:
