@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 from engine.engine import Engine
@@ -46,10 +48,14 @@ class GroupFigures:
         self.categories = categories
         self.split = split
         self.seed = seed
-        self._features: dict[str, tuple[ImageFeatures, TextFeatures]] = {}
+        self._features: dict[tuple[str, Needs], tuple[ImageFeatures, TextFeatures]] = {}
 
     def __call__(self, head: Trainable) -> dict[str, float]:
         """`group_<category>` in 0..1."""
+        return {f"group_{category}": float(outcome.mean()) for category, outcome in self.outcomes(head).items()}
+
+    def outcomes(self, head: Trainable) -> dict[str, NDArray[np.bool_]]:
+        """Of each category, which items are right: 1 or 0, `(items,)`."""
         scorer = self.scorer(head)
         first = torch.arange(0, 2 * self.items, 2)
         # Four aligned pairs an item: images 0 0 1 1 with texts 0 1 0 1.
@@ -60,7 +66,7 @@ class GroupFigures:
             images, texts = self._encoded(category, scorer)
             images = self._seen_by(head, images)
             scores = self.engine.score(images[image_rows], texts[text_rows], scorer=scorer, pairs=True)
-            found[f"group_{category}"] = float(group_scores(scores.view(-1, 2, 2)).group.mean())
+            found[category] = group_scores(scores.view(-1, 2, 2)).group
         return found
 
     def _seen_by(self, head: Trainable, images: ImageFeatures) -> ImageFeatures:
@@ -71,15 +77,17 @@ class GroupFigures:
         return self.engine.scorer(scorer).needs()
 
     def _encoded(self, category: str, scorer: Scorer) -> tuple[ImageFeatures, TextFeatures]:
-        if category not in self._features:
+        # Heads that read other layers have features of their own.
+        key = category, scorer.needs()
+        if key not in self._features:
             items = controlled_items(category, self.items, seed=self.seed, split=self.split)
             pictures = [Image.fromarray(pixels) for item in items for pixels in item.images()]
             captions = [caption for item in items for caption in item.captions]
-            self._features[category] = (
+            self._features[key] = (
                 self.engine.encode_images(pictures, scorer=self._needs(scorer)),
                 self.engine.encode_texts(captions, scorer=scorer),
             )
-        return self._features[category]
+        return self._features[key]
 
 
 class WindowFigures(GroupFigures):
