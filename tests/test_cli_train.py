@@ -18,12 +18,14 @@ from engine.heads.ecn import ECNConfig
 from engine.heads.linear import LinearAlignmentConfig
 from engine.heads.max_sim_head import MaxSimHeadConfig
 from engine.heads.peak_patch import PeakPatchConfig
-from engine.heads.registry import load_head
+from engine.heads.registry import load_head, load_window_head
 from engine.heads.scn import SCNConfig
 from engine.heads.tfglobal import TFGlobalConfig
 from engine.heads.tflocal import TFLocalConfig
+from engine.heads.window_head import WindowHeadConfig
 from engine.training.heads import HeadTrainConfig
 from engine.training.scenes import ScenesTrainConfig
+from engine.training.windows import WindowObjective, WindowPictures
 
 SMALL = ("--items", "3", "--categories", "color", "size", "--steps", "2", "--batch-size", "2", "--skip-figures")
 
@@ -73,7 +75,22 @@ def test_finetune_writes_a_model(tmp_path, capsys):
     assert load_scenes(tmp_path / "run").spec.fingerprint != load_scenes().spec.fingerprint
 
 
-KINDS = ("scenes", "max_sim_head", "tflocal", "tfglobal", "linear", "peakpatch", "ecn", "scn", "finetune")
+def test_window_head_makes_regions_for_sgi(tmp_path, capsys):
+    small = ("--pictures", "4", "--windows", "2", "--steps", "2", "--batch-size", "2", "--width", "16", "--blocks", "1")
+    folders = ("--features", str(tmp_path / "features"), "--output", str(tmp_path / "run"))
+    assert main(["train", "window_head", *small, *folders, "--figure-items", "2"]) == 0
+    done = capsys.readouterr()
+    path = tmp_path / "run" / "window_head.safetensors"
+    assert f"--scorer sgi --option crops=windows --option head={path}" in " ".join(done.out.split())
+    assert "peaksim: features of windows: 4/4" in done.err and "group_material " in done.err
+    assert load_window_head(path).encoder == "scenes"
+    call = ["eval", "scenes", "--limit", "2", "--scorer", "sgi", "--option", "crops=windows", "--json"]
+    assert main([*call, "--option", f"head={path}"]) == 0
+    assert json.loads(capsys.readouterr().out)
+
+
+HEADS = ("max_sim_head", "tflocal", "tfglobal", "linear", "window_head", "peakpatch", "ecn", "scn")
+KINDS = ("scenes", *HEADS, "finetune")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -88,6 +105,7 @@ def test_help_shows_every_option(capsys, kind):
     "kind",
     [
         *(HeadTrainConfig, ScenesTrainConfig, MaxSimHeadConfig, TFLocalConfig, TFGlobalConfig, LinearAlignmentConfig),
+        *(WindowHeadConfig, WindowPictures, WindowObjective),
         *(ECNConfig, SCNConfig, PeakPatchConfig, TrainHead, TrainPeakPatch, TrainECN, TrainSCN, OnQuads, OnData),
     ],
 )

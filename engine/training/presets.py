@@ -31,6 +31,12 @@ TRAINING: Mapping[str, HeadTrainConfig] = {
         learning_rate=1e-3,
         evaluate_every=400,
     ),
+    "window_head": HeadTrainConfig(
+        output=Path("runs/window_head"),
+        steps=1500,
+        learning_rate=2e-3,
+        evaluate_every=300,
+    ),
     "finetune": HeadTrainConfig(
         output=Path("runs/finetune"),
         steps=1500,

@@ -1,0 +1,173 @@
+"""Training of the window head: regression on the embeddings of regions that were cut out at their native scale.
+
+The frozen encoder makes both sides: the states of one pass over each picture, which the head reads, and the target of
+each window, which is what the encoder makes of the window alone on a canvas of its picture's background. Where on the
+canvas a window lies is drawn anew for each: the head learns what does not depend on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional
+
+from engine.choices import Fill
+from engine.crops import CropGrid, crops
+from engine.engine import Engine
+from engine.features import ImageFeatures, Needs
+from engine.heads.window_head import WindowHead
+from engine.scenes.render import render
+from engine.scenes.settings import STANDARD
+from engine.scenes.world import sample_scene
+from engine.store import FeatureStore, Manifest
+
+Told = Callable[[str, int, int], None]
+# What users ask of crop grids, at all their overlaps: windows of a half down to a seventh of the side.
+_GRID = CropGrid(((2, 2), (3, 3), (4, 4), (5, 5), (6, 6)), include_full=False)
+_SHARD_ROWS = 256
+# Passed to the encoder at once.
+_BATCH = 256
+
+
+@dataclass(frozen=True)
+class WindowPictures:
+    """Rendered scenes of combinations that training may show, with windows on each."""
+
+    pictures: int = 6000
+    """Scenes."""
+    windows: int = 24
+    """Windows on each; half of them of a crop grid, half of any place and size."""
+    places: int = 1
+    """Places on the canvas that the target of a window is the mean of."""
+    data_seed: int = 401
+    """Of scenes, windows and places."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("pictures", 1), ("windows", 2), ("places", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"WindowPictures: {name} must be at least {least}, got {getattr(self, name)}")
+
+    def draw(self, row: int) -> tuple[Image.Image, np.ndarray, np.ndarray]:
+        """Picture `row`, its windows `(W, 4)` in pixels, and the free share `(places, W, 2)` before each, in 0..1."""
+        rng = np.random.default_rng((self.data_seed, row))
+        # Whole scenes and close views as the encoder's own training has them.
+        scene = sample_scene(rng, split="train")
+        picture = Image.fromarray(render(scene, rng, STANDARD))
+        boxes = draw_windows(rng, self.windows, picture.height, picture.width)
+        return picture, boxes, rng.random((self.places, self.windows, 2))
+
+
+def draw_windows(rng: np.random.Generator, count: int, height: int, width: int) -> np.ndarray:
+    """Windows `(count, 4)` of a picture in pixels: half of a crop grid, half of any place and size; int64."""
+    grid = _GRID.boxes(height, width)
+    own = grid[rng.choice(len(grid), count // 2, replace=count // 2 > len(grid))]
+    sides = np.array([width, height])
+    # Sides of a quarter to four fifths of the picture's, not far from square.
+    side = rng.uniform(0.25, 0.8, (count - len(own), 1)) * rng.uniform(0.8, 1.25, (count - len(own), 2))
+    extent = np.maximum(1, (np.minimum(side, 1) * sides).round().astype(np.int64))
+    corner = (rng.random((len(extent), 2)) * (sides - extent + 1)).astype(np.int64)
+    return np.concatenate([own, np.concatenate([corner, corner + extent], axis=1)])
+
+
+class WindowData:
+    """Stored features of pictures whose regions are the targets of their windows."""
+
+    def __init__(self, store: FeatureStore[ImageFeatures]) -> None:
+        self.store = store
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def batch(self, items: Tensor) -> tuple[ImageFeatures, Tensor]:
+        """Features of these pictures with their windows as `boxes`, and the targets `(B, W, D)`."""
+        images = self.store[items]
+        assert images.regions is not None
+        return replace(images, regions=None), images.regions
+
+
+def window_data(
+    engine: Engine, layers: Sequence[int], pictures: WindowPictures, folder: Path, *, told: Told | None = None
+) -> WindowData:
+    """States of the pictures' image `layers` and targets of their windows, computed once into a store below `folder`.
+
+    The name follows from encoder, layers and pictures, so that seeds share it. `told` is called with (what is being
+    encoded, rows done, rows in all). Raises what `FeatureStore` raises.
+    """
+    source = f"windows {json.dumps(asdict(pictures))}, image layers {tuple(layers)}"
+    name = hashlib.sha256(f"{engine.spec.fingerprint} {source}".encode()).hexdigest()[:16]
+    manifest = Manifest("images", pictures.pictures, engine.spec.fingerprint, source, shard_rows=_SHARD_ROWS)
+    store = FeatureStore.create(folder / f"windows-{name}", manifest)
+
+    def encode(start: int, stop: int) -> ImageFeatures:
+        drawn = [pictures.draw(row) for row in range(start, stop)]
+        found = engine.encode_images([picture for picture, _, _ in drawn], scorer=Needs(image_layers=tuple(layers)))
+        targets = [targets_of(engine, picture, boxes, shares) for picture, boxes, shares in drawn]
+        boxes = torch.from_numpy(np.stack([boxes for _, boxes, _ in drawn])).to(torch.int32)
+        return replace(found, regions=torch.stack(targets), boxes=boxes, ids=None)
+
+    store.fill(encode, progress=None if told is None else lambda done, total: told("windows", done, total))
+    return WindowData(store)
+
+
+def targets_of(
+    engine: Engine, picture: Image.Image, boxes: np.ndarray, shares: np.ndarray, *, fill: Fill = "border"
+) -> Tensor:
+    """What the encoder makes of each window alone, at its native scale: `(W, D)`, unit norm.
+
+    Args:
+        boxes: windows `(W, 4)`, inside the picture.
+        shares: `(places, W, 2)`, in 0..1: of the room beside (left) and above the window on the canvas.
+    """
+    room = np.array([picture.width, picture.height]) - (boxes[:, 2:] - boxes[:, :2])
+    sheets = []
+    for place in shares:
+        corners = [(left, top) for left, top in (place * (room + 1)).astype(np.int64).tolist()]
+        sheets += crops(picture, boxes, mode="native", fill=fill, place=corners)
+    made = engine.encoder.encode_crops(sheets, batch_size=_BATCH)
+    return functional.normalize(made.view(len(shares), len(boxes), -1).mean(dim=0), dim=-1)
+
+
+@dataclass(frozen=True)
+class WindowObjective:
+    """`mean(1 - ⟨h, t⟩) + contrast · CE(softmax(⟨t, t'⟩ / τ), softmax(⟨h, t'⟩ / τ))` over the windows of a batch.
+
+    The second term asks that a window's vector h be as far from the targets t' of all other windows as its own target
+    is, so that what tells regions apart counts for more than what all of them share. Where targets are equal (plain
+    background) it asks for no difference.
+    """
+
+    contrast: float = 1.0
+    """Weight of the second term; 0 leaves it out."""
+    temperature: float = 0.05
+    """Temperature of the second term."""
+    others: int = 384
+    """Windows of the batch, evenly spread, that each is compared with."""
+
+    def __post_init__(self) -> None:
+        if self.contrast < 0 or self.temperature <= 0 or self.others < 2:
+            raise ValueError(
+                "WindowObjective: contrast must not be negative, temperature above 0 and others at least 2, got "
+                f"{self.contrast}, {self.temperature} and {self.others}"
+            )
+
+    def __call__(self, head: WindowHead, images: ImageFeatures, targets: Tensor) -> Tensor:
+        """The loss of one batch as `WindowData.batch` gives it."""
+        assert images.boxes is not None
+        found = head.regions(images, images.boxes).flatten(0, 1)  # (B · W, D)
+        targets = targets.flatten(0, 1)
+        loss = (1 - (found * targets).sum(dim=1)).mean()
+        if not self.contrast:
+            return loss
+        step = max(1, len(targets) // self.others)
+        others = targets[::step]
+        wanted = (targets @ others.T / self.temperature).softmax(dim=1)
+        return loss + self.contrast * functional.cross_entropy(found @ others.T / self.temperature, wanted)
+

@@ -1,0 +1,216 @@
+"""Training of the window head: its pictures and targets, its loss, and the whole way on tiny encoders of every kind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.nn import functional
+
+from engine.benchmarks.heads import WindowFigures
+from engine.crops import crop_grid, crops
+from engine.encoders.open_clip import load_open_clip
+from engine.encoders.scenes import load_scenes
+from engine.encoders.transformers import load_transformers
+from engine.engine import Engine
+from engine.heads.base import read_head
+from engine.heads.registry import load_window_head
+from engine.heads.window_head import WindowHead, WindowHeadConfig
+from engine.scenes.items import ControlledItem, controlled_items
+from engine.scenes.world import is_training_scene, sample_scene
+from engine.scorers.sgi import SGI
+from engine.training.heads import HeadRun, HeadTrainConfig, train_head
+from engine.training.windows import WindowObjective, WindowPictures, draw_windows, targets_of, window_data
+from tests import tiny_open_clip, tiny_transformers
+from tests.tolerances import assert_close
+
+ENCODERS = ("scenes", "open_clip:clip", "open_clip:siglip", "transformers:clip", "transformers:siglip2")
+PICTURES = WindowPictures(pictures=8, windows=4)
+CONFIG = WindowHeadConfig(width=16, heads=2, blocks=2)
+# The tiny tokenizers of transformers know letters alone: captions are longer than the context.
+pytestmark = pytest.mark.filterwarnings("ignore:encode_texts. longer than the model's context")
+
+
+@pytest.fixture(scope="module")
+def scenes() -> Engine:
+    return Engine(load_scenes())
+
+
+@pytest.fixture(params=ENCODERS)
+def peaksim(request: pytest.FixtureRequest, tmp_path: Path) -> Engine:
+    library, _, family = request.param.partition(":")
+    if library == "scenes":
+        return Engine(load_scenes())
+    folder = tmp_path / family
+    if library == "open_clip":
+        return Engine(load_open_clip(str(tiny_open_clip.write_folder(folder, family)), device="cpu"))
+    return Engine(load_transformers(str(tiny_transformers.write_folder(folder, family)), device="cpu"))
+
+
+def numbers(peaksim: Engine) -> list[torch.Tensor]:
+    """Every parameter and buffer of the encoder."""
+    modules = [value for value in vars(peaksim.encoder).values() if isinstance(value, torch.nn.Module)]
+    assert modules
+    return [tensor for module in modules for tensor in module.state_dict().values()]
+
+
+def test_a_head_is_trained_stopped_stored_and_used(peaksim: Engine, tmp_path: Path):
+    before = [tensor.clone() for tensor in numbers(peaksim)]
+
+    def new(seed: int = 0) -> WindowHead:
+        return WindowHead.build(peaksim.spec, CONFIG, seed=seed)
+
+    told: list[tuple[str, int, int]] = []
+    data = window_data(
+        peaksim, new().layers, PICTURES, tmp_path / "features", told=lambda *done: told.append(done)
+    )
+    again = window_data(
+        peaksim, new().layers, PICTURES, tmp_path / "features", told=lambda *done: told.append(done)
+    )
+    assert told == [("windows", 8, 8)] and again.store.folder == data.store.folder and len(data) == 8
+    settings = HeadTrainConfig(tmp_path / "whole", steps=10, batch_size=4, warmup_steps=2, checkpoint_every=4)
+    objective = WindowObjective()
+
+    class Stopped(Exception):
+        pass
+
+    def stop(head: object) -> dict[str, float]:
+        raise Stopped
+
+    whole = load_window_head(train_head(new(), data, settings, objective=objective))
+    cut = replace(settings, output=tmp_path / "cut")
+    with pytest.raises(Stopped):
+        train_head(new(), data, replace(cut, evaluate_every=6), objective=objective, evaluate=stop)
+    path = train_head(new(5), data, cut, objective=objective)
+    resumed = load_window_head(path, fingerprint=peaksim.spec.fingerprint)
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
+    assert resumed.tag == whole.tag != new().tag and read_head(path).facts["steps"] == 10
+
+    picture, boxes, _ = PICTURES.draw(0)
+    scorer = SGI(crops="windows", head=str(path))
+    images = peaksim.encode_images([picture], scorer=scorer, regions=[boxes])
+    features, _ = data.batch(torch.tensor([0]))
+    assert images.regions is not None and features.boxes is not None
+    assert torch.equal(images.boxes, features.boxes)  # type: ignore[arg-type]
+    # The store holds states in float16.
+    torch.testing.assert_close(images.regions, resumed.regions(features, features.boxes), rtol=0.05, atol=0.02)
+    assert peaksim.score([picture], ["a red ring"], scorer=scorer).isfinite().all()
+    assert all(torch.equal(a, b) for a, b in zip(before, numbers(peaksim), strict=True))
+
+
+def test_pictures_are_those_that_training_may_show():
+    drawn = [PICTURES.draw(row) for row in range(40)]
+    again = PICTURES.draw(7)
+    assert np.array_equal(np.asarray(again[0]), np.asarray(drawn[7][0])) and np.array_equal(again[1], drawn[7][1])
+    assert not np.array_equal(np.asarray(replace(PICTURES, data_seed=1).draw(7)[0]), np.asarray(drawn[7][0]))
+    for row, (picture, boxes, shares) in enumerate(drawn):
+        scene = sample_scene(np.random.default_rng((PICTURES.data_seed, row)), split="train")
+        assert is_training_scene(scene)
+        assert boxes.shape == (4, 4) and shares.shape == (1, 4, 2)
+        assert (boxes[:, :2] >= 0).all() and (boxes[:, 2:] <= (picture.width, picture.height)).all()
+        assert (boxes[:, :2] < boxes[:, 2:]).all()
+
+
+def test_half_of_the_windows_are_of_a_grid():
+    boxes = draw_windows(np.random.default_rng(0), 60, 96, 96)
+    grid = {tuple(box) for name in ("scenes", "dense") for box in crop_grid(name).boxes(96, 96).tolist()}
+    held = [tuple(box) in grid for box in boxes.tolist()]
+    assert all(held[:30]) and sum(held[30:]) < 5 and len({tuple(box) for box in boxes[:30].tolist()}) == 30
+
+
+def test_targets_are_what_the_encoder_makes_of_native_crops(scenes: Engine):
+    picture, boxes, _ = PICTURES.draw(3)
+    centred = crops(picture, boxes, mode="native")
+    expected = scenes.encode_images(centred).embedding
+    room = 96 - (boxes[:, 2:] - boxes[:, :2])
+    # The corner is cut down to whole pixels: half the room is the middle.
+    middle = ((room // 2 + 0.5) / (room + 1))[None]
+    assert_close(targets_of(scenes, picture, boxes, middle), expected)
+    places = np.concatenate([middle, np.zeros_like(middle), np.full_like(middle, 0.999)])
+    found = targets_of(scenes, picture, boxes, places)
+    each = torch.stack([targets_of(scenes, picture, boxes, place[None]) for place in places])
+    assert_close(found, functional.normalize(each.mean(dim=0), dim=-1), scale=10)
+    assert (each[1] - each[0]).norm(dim=1).min() > 0.01
+
+
+def test_the_loss_is_its_formula_and_the_targets_have_the_least():
+    torch.manual_seed(0)
+    targets = functional.normalize(torch.randn(2, 3, 5), dim=-1)
+
+    class Fixed:
+        def __init__(self, found: torch.Tensor) -> None:
+            self.found = found
+
+        def regions(self, images: object, boxes: object) -> torch.Tensor:
+            return self.found
+
+    class Images:
+        boxes = torch.zeros(2, 3, 4)
+
+    def loss(found: torch.Tensor, **options: float) -> float:
+        return float(WindowObjective(**options)(Fixed(found), Images(), targets))  # type: ignore[arg-type]
+
+    other = functional.normalize(targets + 0.5 * torch.randn(2, 3, 5), dim=-1)
+    flat, wanted = other.flatten(0, 1), targets.flatten(0, 1)
+    distance = sum(1 - float(h @ t) for h, t in zip(flat, wanted, strict=True)) / 6
+    assert loss(other, contrast=0.0) == pytest.approx(distance, abs=1e-6)
+    contrast = 0.0
+    for h, t in zip(flat, wanted, strict=True):
+        asked = (wanted @ t / 0.1).softmax(dim=0)
+        contrast -= float((asked * (wanted @ h / 0.1).log_softmax(dim=0)).sum()) / 6
+    assert loss(other, contrast=2.0, temperature=0.1) == pytest.approx(distance + 2 * contrast, abs=1e-5)
+    assert loss(targets) < loss(other)
+    # Of six windows every third is compared with.
+    contrast = 0.0
+    for h, t in zip(flat, wanted, strict=True):
+        asked = (wanted[::3] @ t / 0.05).softmax(dim=0)
+        contrast -= float((asked * (wanted[::3] @ h / 0.05).log_softmax(dim=0)).sum()) / 6
+    assert loss(other, others=2) == pytest.approx(distance + contrast, abs=1e-5)
+
+
+def test_the_loss_falls(scenes: Engine, tmp_path: Path):
+    head = WindowHead.build(scenes.spec, CONFIG)
+    data = window_data(scenes, head.layers, PICTURES, tmp_path)
+    settings = HeadTrainConfig(tmp_path / "run", steps=40, batch_size=8, warmup_steps=4, learning_rate=5e-3)
+    run = HeadRun(head, settings, WindowObjective())
+    batch = data.batch(torch.arange(8))
+    losses = [run.advance(*batch)["loss"] for _ in range(40)]
+    found, targets = head.regions(batch[0], batch[0].boxes), batch[1]  # type: ignore[arg-type]
+    assert losses[-1] < losses[0] - 0.5 and (found * targets).sum(dim=2).mean() > 0.5
+
+
+def test_figures_of_a_head_read_it_anew(scenes: Engine):
+    figures = WindowFigures(scenes, items=3, categories=("color",))
+    heads = [WindowHead.build(scenes.spec, CONFIG, seed=seed).eval() for seed in (0, 1)]
+    for head in heads:
+        found = figures(head)
+        assert set(found) == {"group_color"} and 0 <= found["group_color"] <= 1
+    images = figures._seen_by(heads[1], figures._encoded("color", SGI(crops="windows", head=heads[1]))[0])
+    expected = scenes.encode_images(
+        [Image.fromarray(pixels) for item in _items() for pixels in item.images()],
+        scorer=SGI(crops="windows", head=heads[1]),
+    )
+    assert images.region_plan == expected.region_plan
+    assert_close(images.regions, expected.regions)  # type: ignore[arg-type]
+
+
+def _items() -> list[ControlledItem]:
+    return controlled_items("color", 3, seed=7, split="in_domain")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: WindowPictures(pictures=0), "WindowPictures: pictures must be at least 1, got 0"),
+        (lambda: WindowPictures(windows=1), "WindowPictures: windows must be at least 2, got 1"),
+        (lambda: WindowObjective(contrast=-1), "WindowObjective: contrast must not be negative, .* got -1, 0.05 and"),
+        (lambda: WindowObjective(temperature=0), "temperature above 0 and others at least 2, got 1.0, 0 and 384"),
+    ],
+)
+def test_settings_are_checked(make, message: str):
+    with pytest.raises(ValueError, match=message):
+        make()
