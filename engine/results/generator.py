@@ -1,0 +1,304 @@
+"""The section on a frozen generator: whether pictures made of an embedding honour what the caption denies.
+
+A generator of small scenes was trained once on the encoder's own embeddings and frozen. It is given embeddings of
+captions, as they are and as the embedding correction of PeakPatch leaves them, on the same noise; a judge trained on
+real renders says which colors and shapes its pictures show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.benchmarks.scenes import percent
+from engine.engine import Engine, load
+from engine.features import TextFeatures
+from engine.heads.base import check_belongs, shipped_head
+from engine.heads.peak_patch import PeakPatch
+from engine.heads.registry import load_head
+from engine.heads.scene_generator import SceneGenerator, SceneGeneratorConfig, load_generator
+from engine.heads.scene_judge import LABELS, SceneJudge, load_judge
+from engine.metrics import Interval, bootstrap_interval
+from engine.results.figures import Figure, check_figures, write_figures
+from engine.results.run import Progress, Run, silent
+from engine.scenes.captions import phrase, with_article
+from engine.scenes.wordings import DENIALS, WORDINGS, with_denial
+from engine.scenes.world import COLORS, SHAPES, pick, sample_scene
+from engine.training.heads import HeadTrainConfig, Report, train_head
+from engine.training.scene_generator import (
+    GENERATOR_TRAINING,
+    JUDGE_TRAINING,
+    GeneratorData,
+    JudgeData,
+    SmallScenes,
+    flow_objective,
+    judge_objective,
+    judge_scenes,
+)
+
+NAME = "generator"
+PROMPTS, NOISES = 100, 2
+QUICK_PROMPTS = 12
+JUDGED = 1000
+# Captions that ask for X, for Y, or for both.
+PLAIN, BOTH, ALONE = "X", "X and a Y", "there is Y"
+# How a denial is worded, by the set of `engine.scenes.wordings`.
+SETS = {"training": "as trainings deny", "benchmark": "as the benchmark denies", "held_out": "as no training does"}
+SEEN = ("X's color", "X's shape", "Y's color", "Y's shape")
+SIDES = ("vanilla", "corrected")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One thing to be drawn, another to be left out, and the captions that say so.
+
+    Attributes:
+        kept, other: color and shape of X and of Y.
+        texts: the caption of each condition.
+    """
+
+    kept: tuple[str, str]
+    other: tuple[str, str]
+    texts: Mapping[str, str]
+
+
+def prompts(n: int, *, seed: int = 0) -> list[Prompt]:
+    """`n` prompts; neither color nor shape of Y is X's. Raises ValueError for `n` below 1.
+
+    >>> prompts(1)[0].texts["X and a Y"]
+    'a red triangle and a green star'
+    """
+    if n < 1:
+        raise ValueError(f"prompts: n must be at least 1, got {n}")
+    rng = np.random.default_rng((seed, 501))
+    found = []
+    for row in range(n):
+        (group,) = sample_scene(rng, split="in_domain", max_groups=1).groups
+        mine = group.color, group.shape
+        colors, shapes = ([word for word in words if word not in mine] for words in (COLORS, SHAPES))
+        other = colors[pick(rng, len(colors))], shapes[pick(rng, len(shapes))]
+        name, text = " ".join(other), phrase(replace(group, count=1), ["color"])
+        found.append(Prompt(mine, other, _texts(text, " ".join(mine), name, row)))
+    return found
+
+
+def _texts(text: str, x: str, y: str, row: int) -> dict[str, str]:
+    """The caption of each condition; wordings take turns from row to row."""
+    (benchmark,) = WORDINGS["benchmark"]
+    texts = {PLAIN: text, BOTH: f"{text} and {with_article(y)}", ALONE: benchmark.affirm(y)}
+    for held, how in SETS.items():
+        templates, wordings = DENIALS[held], WORDINGS[held]
+        wording = wordings[row % len(wordings)]
+        texts[f"X, no Y, {how}"] = with_denial(text, y, templates[row % len(templates)])
+        texts[f"there is X, not Y, {how}"] = wording.affirm_and_deny(x, y)
+        texts[f"there is no Y, {how}"] = wording.deny(y)
+    return texts
+
+
+def denies(condition: str) -> bool:
+    """Whether captions of this condition deny Y."""
+    return condition not in (PLAIN, BOTH, ALONE)
+
+
+def asks_for_x(condition: str) -> bool:
+    """Whether captions of this condition ask for X."""
+    return "X" in condition
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What pictures show.
+
+    Attributes:
+        seen: for each condition, each of `SIDES` and each of `SEEN` the share of pictures with its 95 % interval over
+            prompts.
+        judge: for colors and for shapes, on real renders, the judge's sensitivity and specificity.
+    """
+
+    seen: Mapping[str, Mapping[str, Mapping[str, Interval]]]
+    judge: Mapping[str, Mapping[str, Interval]]
+
+
+def draw(
+    engine: Engine,
+    generator: SceneGenerator,
+    judge: SceneJudge,
+    head: PeakPatch,
+    *,
+    asked: Sequence[Prompt],
+    noises: int = NOISES,
+) -> Drawn:
+    """Pictures of all prompts under all conditions with the encoder's and with corrected embeddings, judged.
+
+    Raises ValueError for a generator or a head of another encoder, or no noise.
+    """
+    if noises < 1:
+        raise ValueError(f"draw: noises must be at least 1, got {noises}")
+    if generator.fingerprint != engine.spec.fingerprint:
+        raise ValueError(
+            f"draw: the generator must belong to {engine.spec.name} ({engine.spec.fingerprint}), got one of "
+            f"{generator.encoder} ({generator.fingerprint})"
+        )
+    seen: dict[str, dict[str, dict[str, Interval]]] = {}
+    for condition in asked[0].texts:
+        texts = engine.encode_texts([prompt.texts[condition] for prompt in asked], scorer=head.needs())
+        check_belongs("draw: the texts", head, texts.fingerprint)
+        seen[condition] = {
+            side: _shown(generator, judge, embeddings, asked, noises)
+            for side, embeddings in zip(SIDES, _embeddings(head, texts), strict=True)
+        }
+    return Drawn(seen, judged(judge, JUDGED if len(asked) > QUICK_PROMPTS else JUDGED // 5))
+
+
+def _embeddings(head: PeakPatch, texts: TextFeatures) -> tuple[Tensor, Tensor]:
+    """Unit embeddings as they are, and corrected."""
+    with torch.no_grad():
+        return texts.embedding.float(), head.corrected(texts).embedding.float()
+
+
+def _shown(
+    generator: SceneGenerator, judge: SceneJudge, embeddings: Tensor, asked: Sequence[Prompt], noises: int
+) -> dict[str, Interval]:
+    marks = torch.stack([judge.seen(generator.sample(embeddings, seed=noise)) for noise in range(noises)])
+    found = {}
+    for name, words in zip(SEEN, zip(*((*prompt.kept, *prompt.other) for prompt in asked), strict=True), strict=True):
+        columns = torch.tensor([LABELS.index(word) for word in words])
+        values = marks[:, torch.arange(len(asked)), columns].double().mean(dim=0)
+        found[name] = bootstrap_interval(values.cpu().numpy())
+    return found
+
+
+def judged(judge: SceneJudge, n: int, *, seed: int = 403) -> dict[str, dict[str, Interval]]:
+    """How often the judge sees what is there, and does not see what is not, on `n` real renders."""
+    pictures, labels = JudgeData(SmallScenes(n, seed=seed)).batch(torch.arange(n))
+    marks, truth = judge.seen(pictures).numpy(), labels.numpy() > 0.5
+    found = {}
+    for kind, words in (("color", COLORS), ("shape", SHAPES)):
+        columns = [LABELS.index(word) for word in words]
+        mine, there = marks[:, columns], truth[:, columns]
+        found[kind] = {
+            "sensitivity": bootstrap_interval(mine[there].astype(np.float64)),
+            "specificity": bootstrap_interval(1 - mine[~there].astype(np.float64)),
+        }
+    return found
+
+
+def section(run: Run) -> str:
+    """The table. A quick run draws a few pictures and raises ResultsDiffer where the committed figures differ."""
+    engine = load("scenes", device="cpu")
+    paths = {name: shipped_head(name) for name in (SceneGenerator.name, SceneJudge.name, PeakPatch.name)}
+    count, noises = run.items(PROMPTS, QUICK_PROMPTS), run.items(NOISES, 1)
+    hashes = [sha256(path.read_bytes()).hexdigest() for path in paths.values()]
+
+    def make() -> dict[str, Any]:
+        head = load_head(paths[PeakPatch.name], fingerprint=engine.spec.fingerprint)
+        assert isinstance(head, PeakPatch)
+        generator = load_generator(paths[SceneGenerator.name], fingerprint=engine.spec.fingerprint)
+        judge = load_judge(paths[SceneJudge.name])
+        return plain(draw(engine, generator, judge, head, asked=prompts(count), noises=noises))
+
+    values = run.part(NAME, f"{engine.spec.fingerprint} {hashes} {count} {noises}", make)
+    path = run.figures / f"{NAME}.jsonl"
+    figures = [
+        Figure(f"{condition}, {side}: {name}", count, cell["value"], cell["low"], cell["high"])
+        for condition, sides in values["seen"].items()
+        for side, cells in sides.items()
+        for name, cell in cells.items()
+    ]
+    if run.quick:
+        check_figures(path, figures)
+        return ""
+    write_figures(path, figures)
+    return table(values, count, noises)
+
+
+def train(run: Run) -> None:
+    """Train the judge, then the generator; the files lie below `run.folder`."""
+    train_generator(load("scenes", device="cpu"), run.folder, told=run.progress)
+
+
+def train_generator(
+    engine: Engine,
+    folder: Path,
+    *,
+    scenes: SmallScenes | None = None,
+    training: HeadTrainConfig = GENERATOR_TRAINING,
+    judging: HeadTrainConfig = JUDGE_TRAINING,
+    told: Progress = silent,
+) -> tuple[Path, Path]:
+    """Files of a generator for this engine's encoder and of a judge; what was trained before is not trained again.
+
+    Arguments: `folder`, below which runs and embeddings lie; `scenes` of the generator; `training` and `judging`,
+    whose folders are replaced; `told` gets (what is being done, how much of it, of how much).
+    """
+
+    def reporting(what: str) -> Report:
+        return lambda line: told(f"{what}: {line}", 0, 1)
+
+    scenes = scenes or SmallScenes()
+    judging = replace(judging, output=folder / SceneJudge.name)
+    training = replace(training, output=folder / SceneGenerator.name)
+    config = SceneGeneratorConfig(engine.spec.embed_dim, side=scenes.side)
+    # First weights are those of the seed, whatever the caller drew before.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(training.seed)
+        judge = SceneJudge()
+        generator = SceneGenerator(config, encoder=engine.spec.name, fingerprint=engine.spec.fingerprint)
+    judge_data = JudgeData(judge_scenes(judging, scenes.side))
+    judge_path = train_head(judge, judge_data, judging, objective=judge_objective, report=reporting("judge"))
+    data = GeneratorData(engine, scenes, folder / "features", told=told)
+    path = train_head(generator, data, training, objective=flow_objective, report=reporting("generator"))
+    return path, judge_path
+
+
+def plain(found: Drawn) -> dict[str, Any]:
+    """Everything as plain values for JSON."""
+
+    def cell(interval: Interval) -> dict[str, float]:
+        return {"value": interval.value, "low": interval.low, "high": interval.high}
+
+    return {
+        "seen": {
+            condition: {side: {name: cell(v) for name, v in cells.items()} for side, cells in sides.items()}
+            for condition, sides in found.seen.items()
+        },
+        "judge": {kind: {name: cell(v) for name, v in cells.items()} for kind, cells in found.judge.items()},
+    }
+
+
+def table(values: Mapping[str, Any], count: int, noises: int) -> str:
+    """The section's text of what `plain` gave."""
+
+    def cell(entry: Mapping[str, float]) -> str:
+        return percent(Interval(entry["value"], entry["low"], entry["high"]))
+
+    said = "; ".join(
+        f"{kind}s: it sees {cell(cells['sensitivity'])} of those that are there and {cell(cells['specificity'])} of "
+        "those that are not are left alone"
+        for kind, cells in values["judge"].items()
+    )
+    lines = [
+        "## Pictures of embeddings: a frozen generator\n",
+        f"Share of generated pictures, in per cent ± half a 95 % bootstrap interval over {count} prompts ({noises} "
+        "noises each, the same for both embeddings), in which the judge sees the color and the shape of X and of Y. "
+        "A denial is honoured where Y's color is not seen; the first rows say what is seen of Y when nobody speaks of "
+        f"it, and when it is asked for. The judge on real renders: {said}.\n",
+        "| caption | embedding | " + " | ".join(SEEN) + " | honours “no Y” (color) |",
+        "|---" * (len(SEEN) + 3) + "|",
+    ]
+    for condition, sides in values["seen"].items():
+        for side, cells in sides.items():
+            honoured = ""
+            if denies(condition):
+                y = cells["Y's color"]
+                honoured = cell({"value": 1 - y["value"], "low": 1 - y["high"], "high": 1 - y["low"]})
+            shown = " | ".join(cell(cells[name]) if "Y" in name or asks_for_x(condition) else "" for name in SEEN)
+            lines.append(f"| {condition} | {side} | {shown} | {honoured} |")
+    return "\n".join(lines)
