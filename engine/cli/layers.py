@@ -9,6 +9,7 @@ from tyro.conf import subcommand
 
 from engine.cli.options import OptionalFile, WithModel
 from engine.cli.peak_diagnosis import DiagnoseAblation, DiagnoseMap, DiagnosePeak
+from engine.cli.pictures import DiagnoseGenerator
 from engine.cli.tables import show_json, show_line, show_table
 
 if TYPE_CHECKING:
@@ -71,4 +72,5 @@ Diagnose = (
     | Annotated[DiagnosePeak, subcommand("peak", description="What reading each text layer is worth.")]
     | Annotated[DiagnoseAblation, subcommand("ablation", description="What each part of PeakPatch is worth.")]
     | Annotated[DiagnoseMap, subcommand("map", description="Captions before and after their correction.")]
+    | Annotated[DiagnoseGenerator, subcommand("generator", description="Pictures of captions that deny.")]
 )

@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from engine.benchmarks.scenes import percent
 from engine.engine import Engine, load
-from engine.features import TextFeatures
 from engine.heads.base import check_belongs, shipped_head
 from engine.heads.peak_patch import PeakPatch
 from engine.heads.registry import load_head
@@ -53,6 +53,9 @@ PLAIN, BOTH, ALONE = "X", "X and a Y", "there is Y"
 SETS = {"training": "as trainings deny", "benchmark": "as the benchmark denies", "held_out": "as no training does"}
 SEEN = ("X's color", "X's shape", "Y's color", "Y's shape")
 SIDES = ("vanilla", "corrected")
+# Conditions of the picture of pictures.
+SHEET = (BOTH, "X, no Y, as the benchmark denies", ALONE, "there is no Y, as the benchmark denies")
+SCALE = 3
 
 
 @dataclass(frozen=True)
@@ -126,52 +129,94 @@ class Drawn:
     judge: Mapping[str, Mapping[str, Interval]]
 
 
+class Parts(NamedTuple):
+    """What draws and judges, in evaluation mode."""
+
+    generator: SceneGenerator
+    judge: SceneJudge
+    head: PeakPatch
+
+
+class Files(NamedTuple):
+    """Where the three are stored."""
+
+    generator: Path
+    judge: Path
+    head: Path
+
+    @classmethod
+    def of(cls, generator: Path | None = None, judge: Path | None = None, head: Path | None = None) -> Files:
+        """These files, those shipped for scenes where None is given."""
+        return cls(
+            generator or shipped_head(SceneGenerator.name),
+            judge or shipped_head(SceneJudge.name),
+            head or shipped_head(PeakPatch.name),
+        )
+
+    def load(self, fingerprint: str, device: torch.device) -> Parts:
+        """All three; raises what their readers raise, and ValueError for a head of another kind or encoder."""
+        head = load_head(self.head, fingerprint=fingerprint)
+        if not isinstance(head, PeakPatch) or head.ecn is None:
+            raise ValueError(f"draw: {self.head} must hold a peakpatch with an embedding correction, got {head.name}")
+        generator = load_generator(self.generator, fingerprint=fingerprint)
+        return Parts(generator.to(device), load_judge(self.judge).to(device), head.to(device))
+
+
 def draw(
-    engine: Engine,
-    generator: SceneGenerator,
-    judge: SceneJudge,
-    head: PeakPatch,
-    *,
-    asked: Sequence[Prompt],
-    noises: int = NOISES,
+    engine: Engine, parts: Parts, asked: Sequence[Prompt], *, noises: int = NOISES, told: Progress = silent
 ) -> Drawn:
     """Pictures of all prompts under all conditions with the encoder's and with corrected embeddings, judged.
 
-    Raises ValueError for a generator or a head of another encoder, or no noise.
+    `told` gets (condition, how many are done, of how many). Raises ValueError for a generator or a head of another
+    encoder, or no noise.
     """
     if noises < 1:
         raise ValueError(f"draw: noises must be at least 1, got {noises}")
-    if generator.fingerprint != engine.spec.fingerprint:
-        raise ValueError(
-            f"draw: the generator must belong to {engine.spec.name} ({engine.spec.fingerprint}), got one of "
-            f"{generator.encoder} ({generator.fingerprint})"
-        )
     seen: dict[str, dict[str, dict[str, Interval]]] = {}
-    for condition in asked[0].texts:
-        texts = engine.encode_texts([prompt.texts[condition] for prompt in asked], scorer=head.needs())
-        check_belongs("draw: the texts", head, texts.fingerprint)
+    conditions = list(asked[0].texts)
+    for done, condition in enumerate(conditions):
+        told(condition, done, len(conditions))
+        sides = _embeddings(engine, parts, [prompt.texts[condition] for prompt in asked])
         seen[condition] = {
-            side: _shown(generator, judge, embeddings, asked, noises)
-            for side, embeddings in zip(SIDES, _embeddings(head, texts), strict=True)
+            side: _shown(parts, embeddings, asked, noises) for side, embeddings in zip(SIDES, sides, strict=True)
         }
-    return Drawn(seen, judged(judge, JUDGED if len(asked) > QUICK_PROMPTS else JUDGED // 5))
+    return Drawn(seen, judged(parts.judge, JUDGED if len(asked) > QUICK_PROMPTS else JUDGED // 5))
 
 
-def _embeddings(head: PeakPatch, texts: TextFeatures) -> tuple[Tensor, Tensor]:
-    """Unit embeddings as they are, and corrected."""
+def sheet(engine: Engine, parts: Parts, asked: Sequence[Prompt], path: Path) -> Path:
+    """A picture of pictures: a row for each of a few conditions and embeddings, a column for each prompt."""
+    rows = []
+    for condition in SHEET:
+        for embeddings in _embeddings(engine, parts, [prompt.texts[condition] for prompt in asked]):
+            made = parts.generator.sample(embeddings, seed=0).cpu().permute(0, 2, 3, 1)
+            rows.append(np.concatenate(list(((made + 1) * 127.5).round().byte().numpy()), axis=1))
+    pixels = np.concatenate(rows).repeat(SCALE, axis=0).repeat(SCALE, axis=1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+def _embeddings(engine: Engine, parts: Parts, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Unit embeddings as they are, and corrected. Raises ValueError for a generator or a head of another encoder."""
+    features = engine.encode_texts(list(texts), scorer=parts.head.needs())
+    check_belongs("draw: the texts", parts.head, features.fingerprint)
+    if parts.generator.fingerprint != features.fingerprint:
+        raise ValueError(
+            f"draw: the generator must belong to {engine.spec.name} ({features.fingerprint}), got one of "
+            f"{parts.generator.encoder} ({parts.generator.fingerprint})"
+        )
     with torch.no_grad():
-        return texts.embedding.float(), head.corrected(texts).embedding.float()
+        return features.embedding.float(), parts.head.corrected(features).embedding.float()
 
 
-def _shown(
-    generator: SceneGenerator, judge: SceneJudge, embeddings: Tensor, asked: Sequence[Prompt], noises: int
-) -> dict[str, Interval]:
-    marks = torch.stack([judge.seen(generator.sample(embeddings, seed=noise)) for noise in range(noises)])
+def _shown(parts: Parts, embeddings: Tensor, asked: Sequence[Prompt], noises: int) -> dict[str, Interval]:
+    pictures = [parts.generator.sample(embeddings, seed=noise) for noise in range(noises)]
+    marks = torch.stack([parts.judge.seen(made) for made in pictures]).cpu()
     found = {}
     for name, words in zip(SEEN, zip(*((*prompt.kept, *prompt.other) for prompt in asked), strict=True), strict=True):
         columns = torch.tensor([LABELS.index(word) for word in words])
         values = marks[:, torch.arange(len(asked)), columns].double().mean(dim=0)
-        found[name] = bootstrap_interval(values.cpu().numpy())
+        found[name] = bootstrap_interval(values.numpy())
     return found
 
 
@@ -191,18 +236,20 @@ def judged(judge: SceneJudge, n: int, *, seed: int = 403) -> dict[str, dict[str,
 
 
 def section(run: Run) -> str:
-    """The table. A quick run draws a few pictures and raises ResultsDiffer where the committed figures differ."""
+    """The table, of what was trained in this work folder, else of what is shipped.
+
+    A quick run draws a few pictures with what is shipped and raises ResultsDiffer where the committed figures differ.
+    """
     engine = load("scenes", device="cpu")
-    paths = {name: shipped_head(name) for name in (SceneGenerator.name, SceneJudge.name, PeakPatch.name)}
+    trained = [run.folder / NAME / part / f"{part}.safetensors" for part in (SceneGenerator.name, SceneJudge.name)]
+    here = not run.quick and all(path.is_file() for path in trained)
+    files = Files.of(*trained) if here else Files.of()
     count, noises = run.items(PROMPTS, QUICK_PROMPTS), run.items(NOISES, 1)
-    hashes = [sha256(path.read_bytes()).hexdigest() for path in paths.values()]
+    hashes = [sha256(path.read_bytes()).hexdigest() for path in files]
 
     def make() -> dict[str, Any]:
-        head = load_head(paths[PeakPatch.name], fingerprint=engine.spec.fingerprint)
-        assert isinstance(head, PeakPatch)
-        generator = load_generator(paths[SceneGenerator.name], fingerprint=engine.spec.fingerprint)
-        judge = load_judge(paths[SceneJudge.name])
-        return plain(draw(engine, generator, judge, head, asked=prompts(count), noises=noises))
+        parts = files.load(engine.spec.fingerprint, engine.encoder.device)
+        return plain(draw(engine, parts, prompts(count), noises=noises, told=run.progress))
 
     values = run.part(NAME, f"{engine.spec.fingerprint} {hashes} {count} {noises}", make)
     path = run.figures / f"{NAME}.jsonl"
@@ -221,7 +268,7 @@ def section(run: Run) -> str:
 
 def train(run: Run) -> None:
     """Train the judge, then the generator; the files lie below `run.folder`."""
-    train_generator(load("scenes", device="cpu"), run.folder, told=run.progress)
+    train_generator(load("scenes", device="cpu"), run.folder / NAME, told=run.progress)
 
 
 def train_generator(

@@ -159,7 +159,7 @@ def train_arm(
     first = None
     if budget.pretraining_steps:
         first = replace(config, output=folder / "pretraining", steps=budget.pretraining_steps)
-    read = NegationData(data.images, data.texts.with_layers(head.needs().text_layers))
+    read = replace(data, texts=data.texts.with_layers(head.needs().text_layers))
     report = None if told is None else (lambda line: told(f"{arm.name}, seed {seed}: {line}"))
     return train_peak_patch(head, read, config, pretraining=first, objective=arm.objective, report=report)
 

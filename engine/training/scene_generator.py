@@ -130,6 +130,7 @@ class GeneratorData:
             return TextFeatures(found.embedding, fingerprint=found.fingerprint)
 
         store.fill(encode, progress=None if told is None else lambda done, total: told("captions", done, total))
+        self.source = source
         self.embeddings: Tensor = store[:].embedding
         self.pictures = torch.from_numpy(np.stack([scenes.picture(item) for item in range(scenes.items)]))
 
@@ -146,6 +147,7 @@ class JudgeData:
 
     def __init__(self, scenes: SmallScenes) -> None:
         self.scenes = scenes
+        self.source = str(scenes)
 
     def __len__(self) -> int:
         return self.scenes.items
