@@ -12,7 +12,6 @@ arXiv 2207.12598).
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -21,13 +20,11 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.atomic_files import written_whole
 from engine.heads.base import Trainable
+from engine.heads.picture_files import drawn_aside, read_float16, save_float16, with_weights
 
 FREQUENCIES = 32
 
@@ -174,14 +171,7 @@ class SceneGenerator(Trainable):
 
     def save(self, path: str | PathLike[str], *, facts: Mapping[str, object] | None = None) -> Path:
         """Write one safetensors file of float16 weights, which `load_generator` reads."""
-        header = {"kind": self.name, "config": asdict(self.config), "encoder": self.encoder,
-                  "fingerprint": self.fingerprint, "facts": dict(facts or {})}  # fmt: skip
-        state = {name: tensor.detach().cpu().half().contiguous() for name, tensor in self.state_dict().items()}
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with written_whole(target) as unfinished:
-            save_file(state, unfinished, metadata={"peaksim": json.dumps(header)})
-        return target
+        return save_float16(self, path, encoder=self.encoder, facts=facts)
 
 
 def load_generator(path: str | PathLike[str], *, fingerprint: str = "") -> SceneGenerator:
@@ -192,31 +182,18 @@ def load_generator(path: str | PathLike[str], *, fingerprint: str = "") -> Scene
     Raises FileNotFoundError, and ValueError for a file that holds something else, is damaged, or belongs to another
     encoder.
     """
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"load_generator: {path} is missing; `peaksim train generator` writes it")
-    try:
-        with safe_open(path, framework="pt") as file:
-            state = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118 (not a dict)
-            header = json.loads((file.metadata() or {}).get("peaksim", "{}"))
-    except (SafetensorError, json.JSONDecodeError) as error:
-        raise ValueError(f"load_generator: {path} is not a whole safetensors file ({error})") from error
-    if header.get("kind") != SceneGenerator.name:
-        raise ValueError(f"load_generator: {path} must hold a {SceneGenerator.name}, got {header.get('kind')!r}")
+    header, state = read_float16("load_generator", path, SceneGenerator.name)
     if fingerprint and header["fingerprint"] != fingerprint:
         raise ValueError(
             f"load_generator: {path} belongs to the encoder {header['encoder']} ({header['fingerprint']}), wanted "
             f"one for {fingerprint}; `peaksim train generator` trains it"
         )
-    # Drawing first weights would move the caller's random numbers, for weights that the file replaces.
-    with torch.random.fork_rng(devices=[]):
+    with drawn_aside():
         generator = SceneGenerator(
             SceneGeneratorConfig(**header["config"]), encoder=header["encoder"], fingerprint=header["fingerprint"]
         )
-    try:
-        generator.load_state_dict(state)
-    except RuntimeError as error:
-        raise ValueError(f"load_generator: {path} must hold the weights its header describes, got {error}") from error
-    return generator.eval()
+    with_weights("load_generator", path, generator, state)
+    return generator
 
 
 def _normed(x: Tensor) -> Tensor:

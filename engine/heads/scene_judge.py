@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import ClassVar
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.atomic_files import written_whole
 from engine.heads.base import Trainable
+from engine.heads.picture_files import drawn_aside, read_float16, save_float16, with_weights
 from engine.scenes.world import COLORS, SHAPES
 
 LABELS = COLORS + SHAPES
@@ -65,23 +62,13 @@ class SceneJudge(Trainable):
 
     def save(self, path: str | PathLike[str], *, facts: Mapping[str, object] | None = None) -> Path:
         """Write one safetensors file of float16 weights, which `load_judge` reads."""
-        state = {name: tensor.detach().cpu().half().contiguous() for name, tensor in self.state_dict().items()}
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        header = {"kind": self.name, "config": asdict(self.config), "facts": dict(facts or {})}
-        with written_whole(target) as unfinished:
-            save_file(state, unfinished, metadata={"peaksim": json.dumps(header)})
-        return target
+        return save_float16(self, path, facts=facts)
 
 
 def load_judge(path: str | PathLike[str]) -> SceneJudge:
     """The judge of a file in evaluation mode. Raises FileNotFoundError, ValueError for a file of something else."""
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"load_judge: {path} is missing; `peaksim train generator` writes it")
-    with torch.random.fork_rng(devices=[]):
-        judge = SceneJudge()
-    try:
-        judge.load_state_dict({name: tensor.float() for name, tensor in load_file(path).items()})
-    except (SafetensorError, RuntimeError) as error:
-        raise ValueError(f"load_judge: {path} must hold a {SceneJudge.name} ({error})") from error
-    return judge.eval()
+    header, state = read_float16("load_judge", path, SceneJudge.name)
+    with drawn_aside():
+        judge = SceneJudge(SceneJudgeConfig(tuple(header["config"]["widths"])))
+    with_weights("load_judge", path, judge, state)
+    return judge
