@@ -1,4 +1,4 @@
-"""A small classifier of rendered scenes: which colors and shapes are to be seen in a picture of 32 pixels a side."""
+"""A small classifier of rendered scenes: which colors are to be seen in a picture of 32 pixels a side."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from torch.nn import functional
 
 from engine.heads.base import Trainable
 from engine.heads.picture_files import drawn_aside, read_float16, save_float16, with_weights
-from engine.scenes.world import COLORS, SHAPES
-
-LABELS = COLORS + SHAPES
+from engine.scenes.world import COLORS
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,7 @@ class SceneJudgeConfig:
 
 
 class SceneJudge(Trainable):
-    """Logits of `LABELS`; it reads pixels alone and belongs to no encoder."""
+    """Logits of `COLORS`; it reads pixels alone and belongs to no encoder."""
 
     name: ClassVar[str] = "scene_judge"
     config: SceneJudgeConfig
@@ -44,10 +42,10 @@ class SceneJudge(Trainable):
             [nn.Conv2d(3, first, 3, padding=1), nn.Conv2d(first, second, 3, padding=1, stride=2),
              nn.Conv2d(second, third, 3, padding=1), nn.Conv2d(third, third, 3, padding=1)]
         )  # fmt: skip
-        self.out = nn.Linear(third, len(LABELS))
+        self.out = nn.Linear(third, len(COLORS))
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """Logits `(B, 18)` of pictures `(B, 3, S, S)` in [−1, 1]: what is seen anywhere is seen."""
+        """Logits `(B, 9)` of pictures `(B, 3, S, S)` in [−1, 1]: what is seen anywhere is seen."""
         first, second, third, fourth = self.convolutions
         x = functional.max_pool2d(functional.relu(first(pictures)), 2)
         x = functional.relu(second(x))
@@ -57,7 +55,7 @@ class SceneJudge(Trainable):
 
     @torch.no_grad()
     def seen(self, pictures: Tensor) -> Tensor:
-        """Bool `(B, 18)`: more likely there than not."""
+        """Bool `(B, 9)`: more likely there than not."""
         return torch.cat([self(part) for part in pictures.split(256)]) > 0
 
     def save(self, path: str | PathLike[str], *, facts: Mapping[str, object] | None = None) -> Path:

@@ -20,10 +20,10 @@ from engine.engine import Engine
 from engine.features import Needs, TextFeatures
 from engine.heads.base import Trainable
 from engine.heads.scene_generator import SceneGenerator
-from engine.heads.scene_judge import LABELS, SceneJudge
+from engine.heads.scene_judge import SceneJudge
 from engine.scenes.captions import caption_of
 from engine.scenes.render import presence_of, render
-from engine.scenes.world import ATTRIBUTES, CANVAS, SceneSpec, sample_scene
+from engine.scenes.world import ATTRIBUTES, CANVAS, COLORS, SceneSpec, sample_scene
 from engine.store import FeatureStore, Manifest
 from engine.training.head_data import SHARD_ROWS, Told
 from engine.training.heads import HeadTrainConfig
@@ -45,14 +45,14 @@ GENERATOR_TRAINING = HeadTrainConfig(
 )
 JUDGE_TRAINING = HeadTrainConfig(
     output=Path("runs/scene_judge"),
-    steps=500,
+    steps=300,
     batch_size=128,
     learning_rate=3e-3,
     warmup_steps=50,
-    checkpoint_every=250,
+    checkpoint_every=100,
     log_every=50,
 )
-_LABEL_ROWS = tuple(ATTRIBUTES.index(label) for label in LABELS)
+_COLOR_ROWS = tuple(ATTRIBUTES.index(color) for color in COLORS)
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,9 @@ class SmallScenes:
         spec, _ = self.scene(item)
         return caption_of(spec, np.random.default_rng((self.seed, item, 1)), negated_share=NEGATED_SHARE)
 
-    def labels(self, item: int) -> np.ndarray:
-        """float32 `(18,)`: which of `LABELS` are to be seen."""
-        return presence_of(self.scene(item)[0])[list(_LABEL_ROWS)]
+    def colors(self, item: int) -> np.ndarray:
+        """float32 `(9,)`: which of `COLORS` are to be seen."""
+        return presence_of(self.scene(item)[0])[list(_COLOR_ROWS)]
 
 
 def smaller(picture: np.ndarray, side: int) -> np.ndarray:
@@ -153,10 +153,10 @@ class JudgeData:
         return self.scenes.items
 
     def batch(self, items: Tensor) -> tuple[Tensor, Tensor]:
-        """Pictures `(B, 3, S, S)` in [−1, 1] and labels `(B, 18)`."""
+        """Pictures `(B, 3, S, S)` in [−1, 1] and colors `(B, 9)`."""
         rows: Sequence[int] = items.tolist()
         pictures = torch.from_numpy(np.stack([self.scenes.picture(row) for row in rows]))
-        return as_floats(pictures), torch.from_numpy(np.stack([self.scenes.labels(row) for row in rows]))
+        return as_floats(pictures), torch.from_numpy(np.stack([self.scenes.colors(row) for row in rows]))
 
 
 def flow_objective(generator: Trainable, pictures: Tensor, embeddings: Tensor) -> Tensor:
@@ -174,12 +174,12 @@ def flow_objective(generator: Trainable, pictures: Tensor, embeddings: Tensor) -
     return functional.mse_loss(velocity, pictures - noise)
 
 
-def judge_objective(judge: Trainable, pictures: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of each label, on pictures with a little noise, as generated ones have."""
+def judge_objective(judge: Trainable, pictures: Tensor, colors: Tensor) -> Tensor:
+    """Cross-entropy of each color, on pictures with a little noise, as generated ones have."""
     assert isinstance(judge, SceneJudge)
     strength = JUDGE_NOISE * torch.rand(len(pictures), 1, 1, 1, device=pictures.device)
     logits = judge(pictures + strength * torch.randn_like(pictures))
-    return functional.binary_cross_entropy_with_logits(logits, labels)
+    return functional.binary_cross_entropy_with_logits(logits, colors)
 
 
 def judge_scenes(config: HeadTrainConfig, side: int) -> SmallScenes:
