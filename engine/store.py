@@ -88,6 +88,7 @@ class FeatureStore(Generic[Features]):
         self.folder = folder
         self.manifest = manifest
         self._open: OrderedDict[int, Features] = OrderedDict()
+        self._layers: frozenset[int] | None = None
 
     @classmethod
     def create(cls, folder: str | PathLike[str], manifest: Manifest) -> FeatureStore[Any]:
@@ -125,6 +126,12 @@ class FeatureStore(Generic[Features]):
             return cls(Path(folder), Manifest(**held))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"FeatureStore: {path} cannot be read ({error})") from error
+
+    def with_layers(self, layers: Sequence[int]) -> FeatureStore[Features]:
+        """The same store, of whose hidden states those of these layers alone are read; the others cost nothing."""
+        store: FeatureStore[Features] = FeatureStore(self.folder, self.manifest)
+        store._layers = frozenset(layers)
+        return store
 
     def __len__(self) -> int:
         return self.manifest.rows
@@ -239,8 +246,10 @@ class FeatureStore(Generic[Features]):
         values = {name: _tuples(value) for name, value in values.items()}
         values["hidden"] = {}
         for path in sorted(place.glob("*.npy")):
-            tensor = self._mapped(path)
             name, _, layer = path.stem.partition(".")
+            if layer and self._layers is not None and int(layer) not in self._layers:
+                continue
+            tensor = self._mapped(path)
             if layer:
                 values["hidden"][int(layer)] = tensor
             else:

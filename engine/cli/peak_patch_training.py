@@ -106,7 +106,7 @@ class TrainECN(TrainPeakPatch):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSCN(TrainPeakPatch):
-    """Train the correction of scores alone, on questions."""
+    """Train the correction of scores alone, on the same losses."""
 
     head: PeakPatchConfig = replace(TrainPeakPatch.head, parts="scn")  # noqa: RUF009 (frozen)
     """Sizes, layers and parts of the head; 0 takes what fits the model."""

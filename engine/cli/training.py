@@ -11,6 +11,7 @@ from tyro.conf import subcommand
 from engine.cli.options import OptionalFolder, Shared
 from engine.cli.outputs import check_folder
 from engine.cli.peak_patch_training import TrainECN, TrainPeakPatch, TrainSCN
+from engine.cli.pictures import TrainGenerator
 from engine.cli.training_data import NegativesOption, OnData, report, report_problems, show_trained, told
 from engine.datasets.captioned import CaptionedImages
 from engine.heads.base import Head, HeadConfig
@@ -285,5 +286,6 @@ Train = (
     | Annotated[TrainPeakPatch, subcommand("peakpatch", description="Corrections of captions and of scores.")]
     | Annotated[TrainECN, subcommand("ecn", description="PeakPatch's correction of captions alone.")]
     | Annotated[TrainSCN, subcommand("scn", description="PeakPatch's correction of scores alone.")]
+    | Annotated[TrainGenerator, subcommand("generator", description="Small pictures of embeddings, and their judge.")]
     | Annotated[TrainFinetune, subcommand("finetune", description="All weights of a scenes model, on quads.")]
 )
