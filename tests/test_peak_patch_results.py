@@ -134,10 +134,16 @@ def test_what_is_trained_is_not_trained_again(engine, tmp_path):
     (arm, *_) = small(ablation_arms())
     first = run_arms(engine, [arm], budget(tmp_path), seeds=1, sets=SETS[:1])
     path = run_folder(budget(tmp_path), arm, 0) / "peakpatch.safetensors"
-    written = path.stat().st_mtime_ns
+    written = path.read_bytes()
     lines: list[str] = []
     assert run_arms(engine, [arm], budget(tmp_path), seeds=1, sets=SETS[:1], told=lines.append) == first
-    assert path.stat().st_mtime_ns == written and lines == []
+    assert path.read_bytes() == written and lines == []
+    # Another set of items is another record.
+    other = run_arms(engine, [arm], budget(tmp_path), seeds=1, sets=SETS[1:])
+    assert list(other[0]["sets"]) == list(other[1]["sets"]) == [SETS[1].name]
+    longer = replace(budget(tmp_path), training=replace(budget(tmp_path).training, steps=3))
+    with pytest.raises(ValueError, match="was written with other settings"):
+        run_arms(engine, [arm], longer, seeds=1)
     with pytest.raises(ValueError, match="seeds must be at least 1, got 0"):
         run_arms(engine, [arm], budget(tmp_path), seeds=0)
 

@@ -47,8 +47,7 @@ class WindowHeadConfig(HeadConfig):
     dropout: float = 0.0
     """Of the patch states while training."""
     layers: tuple[int, ...] = ()
-    """Image blocks, from 1, whose patches are read side by side; none takes those at a sixth, a third, half and the end
-    of the depth."""
+    """Image blocks, from 1, whose patches are read side by side; none takes those at 1/6, 1/3, 1/2 and all of the depth."""
     image_width: int = 0
     """Width of the encoder's image states; 0 takes its own."""
     embed_dim: int = 0

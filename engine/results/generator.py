@@ -44,6 +44,7 @@ from engine.training.scene_generator import (
 )
 
 NAME = "generator"
+SCENES = SmallScenes()
 PROMPTS, NOISES = 100, 2
 QUICK_PROMPTS = 12
 JUDGED = 1000
@@ -265,14 +266,21 @@ def section(run: Run) -> str:
 
 def train(run: Run) -> None:
     """Train the judge, then the generator; the files lie below `run.folder`."""
-    train_generator(load("scenes", device="cpu"), run.folder / NAME, told=run.progress)
+    train_generator(
+        load("scenes", device="cpu"),
+        run.folder / NAME,
+        scenes=SCENES,
+        training=GENERATOR_TRAINING,
+        judging=JUDGE_TRAINING,
+        told=run.progress,
+    )
 
 
 def train_generator(
     engine: Engine,
     folder: Path,
     *,
-    scenes: SmallScenes | None = None,
+    scenes: SmallScenes = SCENES,
     training: HeadTrainConfig = GENERATOR_TRAINING,
     judging: HeadTrainConfig = JUDGE_TRAINING,
     told: Progress = silent,
@@ -286,7 +294,6 @@ def train_generator(
     def reporting(what: str) -> Report:
         return lambda line: told(f"{what}: {line}", 0, 1)
 
-    scenes = scenes or SmallScenes()
     judging = replace(judging, output=folder / SceneJudge.name)
     training = replace(training, output=folder / SceneGenerator.name)
     config = SceneGeneratorConfig(engine.spec.embed_dim, side=scenes.side)

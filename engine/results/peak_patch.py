@@ -40,6 +40,8 @@ from engine.results.run import Run
 NAME = "peak_patch"
 SEEDS = 3
 QUICK_ITEMS = 60
+# Of captions, for the contrast of layers.
+PAIRS = 300
 TITLES = {
     "held_out/benchmark": "combinations that no training showed, in the benchmark's wording",
     "in_domain/benchmark": "combinations that trainings may show, in the benchmark's wording",
@@ -66,7 +68,7 @@ def section(run: Run) -> str:
     write_figures(path, figures)
     heads = run.root / "docs" / "heads"
     ablation, sweep = (read_records(heads / f"peakpatch-{name}.jsonl") for name in ("ablation", "sweep"))
-    report = diagnose_layers(peaksim, scene_changes(300))
+    report = diagnose_layers(peaksim, scene_changes(PAIRS))
     plot_sweep(report, sweep, run.root / "docs" / "peak_layers.png")
     return "\n\n".join([_shipped_tables(found), ablation_section(ablation), sweep_section(report, sweep)])
 

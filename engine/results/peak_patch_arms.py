@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from engine.atomic_files import written_whole
+from engine.atomic_files import write_text, written_whole
 from engine.benchmarks.negation_figures import NegationFigures, NegationOutcomes
 from engine.engine import Engine
 from engine.features import Needs
@@ -147,12 +148,9 @@ def train_arm(
 ) -> Path:
     """The file of the arm's head with this seed; trained now, or what is missing of it.
 
-    Raises what `train_peak_patch` raises.
+    Raises what `train_peak_patch` raises, such as for a folder whose run was begun on another budget.
     """
     folder = run_folder(budget, arm, seed)
-    finished = folder / f"{PeakPatch.name}.safetensors"
-    if finished.exists():
-        return finished
     config = replace(budget.training, output=folder, seed=seed)
     head = PeakPatch.build(engine.spec, head_for(engine.spec, arm.head), seed=seed).to(engine.encoder.device)
     head.take_readout(engine.encoder.text_readout())
@@ -189,18 +187,53 @@ def run_arms(
     paths = {
         (arm.name, seed): train_arm(engine, arm, seed, budget, data, told=told) for seed in range(seeds) for arm in arms
     }
-    figures = {items.name: items.figures(engine) for items in sets}
-    found = [encoder_record(engine, figures)]
-    for arm in arms:
-        for seed in range(seeds):
-            path = paths[arm.name, seed]
-            found.append(record(arm, seed, path, measure(figures, path)))
-    return found
+    held = Measured(engine, sets)
+    found = [held.encoder(budget.output / "encoder.json")]
+    return found + [held.head(arm, seed, paths[arm.name, seed]) for arm in arms for seed in range(seeds)]
 
 
-def encoder_record(engine: Engine, figures: dict[str, NegationFigures]) -> dict[str, Any]:
-    """The record of the encoder alone, with what scorers reach that read the captions alone."""
-    return {"arm": ENCODER, "seed": None, "fingerprint": engine.spec.fingerprint, "sets": measure_encoder(figures)}
+class Measured:
+    """Records of heads and of the encoder, each kept in a file and not made again while nothing it is of has changed.
+
+    Items are encoded once, when the first record is made.
+    """
+
+    def __init__(self, engine: Engine, sets: Sequence[ItemSet] = SETS) -> None:
+        self.engine = engine
+        self.sets = tuple(sets)
+        self._figures: dict[str, NegationFigures] = {}
+
+    def head(self, arm: Arm, seed: int, path: Path) -> dict[str, Any]:
+        """The record of a run, kept beside its head."""
+        weights = sha256(path.read_bytes()).hexdigest()
+        return self._kept(
+            path.parent / "record.json", weights, lambda: record(arm, seed, path, measure(self.figures, path))
+        )
+
+    def encoder(self, path: Path) -> dict[str, Any]:
+        """The record of the encoder alone, with what scorers reach that read the captions alone; kept in this file."""
+        return self._kept(path, "", self._encoder)
+
+    @property
+    def figures(self) -> dict[str, NegationFigures]:
+        """The sets of items by name."""
+        self._figures = self._figures or {items.name: items.figures(self.engine) for items in self.sets}
+        return self._figures
+
+    def _encoder(self) -> dict[str, Any]:
+        found = measure_encoder(self.figures)
+        return {"arm": ENCODER, "seed": None, "fingerprint": self.engine.spec.fingerprint, "sets": found}
+
+    def _kept(self, path: Path, weights: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        made_by = f"{self.engine.spec.fingerprint} {self.sets!r} {weights}"
+        if path.exists():
+            held = json.loads(path.read_text(encoding="utf-8"))
+            if held["made_by"] == made_by:
+                return dict(held["record"])
+        found = make()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps({"made_by": made_by, "record": found}))
+        return found
 
 
 def measure(figures: dict[str, NegationFigures], path: Path) -> dict[str, dict[str, Any]]:

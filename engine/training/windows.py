@@ -86,6 +86,11 @@ class WindowData:
     def __len__(self) -> int:
         return len(self.store)
 
+    @property
+    def source(self) -> str:
+        """What a run of this data must find again to go on."""
+        return self.store.manifest.source
+
     def batch(self, items: Tensor) -> tuple[ImageFeatures, Tensor]:
         """Features of these pictures with their windows as `boxes`, and the targets `(B, W, D)`."""
         images = self.store[items]
