@@ -17,12 +17,12 @@ from engine.heads.linear import LinearAlignmentConfig
 from engine.heads.max_sim_head import MaxSimHeadConfig
 from engine.heads.tfglobal import TFGlobalConfig
 from engine.heads.tflocal import TFLocalConfig
-from engine.heads.window_head import WindowHead, WindowHeadConfig
+from engine.heads.window_head import WindowHeadConfig
 from engine.training.head_data import ScenesQuads, scenes_data
 from engine.training.heads import HeadTrainConfig, train_head
 from engine.training.presets import TRAINING
 from engine.training.scenes import ScenesTrainConfig, train
-from engine.training.windows import WindowObjective, WindowPictures, window_data
+from engine.training.windows import WindowObjective, WindowPictures, begun, window_data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,14 +188,14 @@ class TrainWindowHead(Shared):
         from engine.engine import load
 
         peaksim = load(self.model, device=self.device)
-        head = WindowHead.build(peaksim.spec, self.head, seed=self.training.seed).to(peaksim.encoder.device)
         data = window_data(
             peaksim,
-            head.layers,
+            self.head.fitted(peaksim.spec).layers,
             self.pictures,
             self.features,
             told=lambda what, done, total: report(f"features of {what}: {done}/{total}"),
         )
+        head = begun(peaksim, data, self.head, seed=self.training.seed)
         figures = None if self.skip_figures else WindowFigures(peaksim, items=self.figure_items)
         path = train_head(head, data, self.training, objective=self.objective, evaluate=figures, report=report)
         if self.json:
