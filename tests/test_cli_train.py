@@ -76,7 +76,7 @@ def test_finetune_writes_a_model(tmp_path, capsys):
 
 
 def test_window_head_makes_regions_for_sgi(tmp_path, capsys):
-    small = ("--pictures", "4", "--windows", "2", "--steps", "2", "--batch-size", "2", "--width", "16", "--blocks", "1")
+    small = ("--pictures", "4", "--windows", "2", "--steps", "2", "--batch-size", "2", "--layers", "4", "5")
     folders = ("--features", str(tmp_path / "features"), "--output", str(tmp_path / "run"))
     assert main(["train", "window_head", *small, *folders, "--figure-items", "2"]) == 0
     done = capsys.readouterr()

@@ -22,7 +22,7 @@ from engine.scorers.sgi import SGI
 from tests.head_cases import FACTS, make_images
 from tests.tolerances import assert_close
 
-CONFIG = WindowHeadConfig(width=16, heads=2, blocks=2)
+CONFIG = WindowHeadConfig(layers=(1, 2), heads=2, hidden=24)
 # Pixels of pictures of 30 x 20 with 2 x 3 patches of 10.
 BOXES = torch.tensor([[0, 0, 30, 20], [0, 0, 10, 10], [4, 2, 29, 20], [10, 0, 30, 10], [12, 11, 13, 12]])
 
@@ -33,7 +33,7 @@ def built(seed: int = 0) -> WindowHead:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for block in head.blocks:
-            torch.nn.init.normal_(block.query.weight, std=0.5)
+            torch.nn.init.normal_(block.qkv.weight, std=0.5)
             torch.nn.init.normal_(block.patches.weight, std=0.5)
     return head
 
@@ -44,8 +44,6 @@ def boxes(n: int) -> torch.Tensor:
 
 def plain_regions(head: WindowHead, images: ImageFeatures, box: torch.Tensor) -> torch.Tensor:
     """One box of one picture, patch by patch."""
-    states = torch.cat([images.hidden[layer][0, -6:] for layer in head.layers], dim=-1)
-    states = head.patch_norm(head.inward(states))
     x0, y0, x1, y1 = (float(v) / 10 for v in box)
     held = [
         row * 3 + column
@@ -56,8 +54,9 @@ def plain_regions(head: WindowHead, images: ImageFeatures, box: torch.Tensor) ->
     shares = [x0 / 3, y0 / 2, x1 / 3, y1 / 2, (x1 - x0) / 3, (y1 - y0) / 2]
     waves = [f(s * math.pi * 2.0**k) for f in (math.sin, math.cos) for s in shares for k in range(3)]
     x = head.seed + head.geometry(torch.tensor(shares + waves))
-    for block in head.blocks:
-        q, own_k, own_v = block.query(block.norm(x)).view(3, block.heads, -1)
+    for layer, block in zip(head.layers, head.blocks, strict=True):
+        states = block.norm_patches(images.hidden[layer][0, -6:])
+        q, own_k, own_v = block.qkv(block.norm_attention(x)).view(3, block.heads, -1)
         k, v = block.patches(states).view(6, 2, block.heads, -1).unbind(1)
         mixed = []
         for h in range(block.heads):
@@ -65,7 +64,7 @@ def plain_regions(head: WindowHead, images: ImageFeatures, box: torch.Tensor) ->
             weights = (keys @ q[h] / math.sqrt(q.shape[1])).softmax(dim=0)
             mixed.append(weights @ values)
         x = x + block.out(torch.cat(mixed))
-        x = x + block.mlp(block.norm_mlp(x))
+        x = x + block.down(functional.gelu(block.up(block.norm_mlp(x))))
     return functional.normalize(head.outward(head.norm(x)), dim=0)
 
 
@@ -95,7 +94,7 @@ def test_boxes_and_pictures_do_not_see_each_other():
     assert_close(head.regions(images[1], BOXES[None, 2:3])[0, 0], found[1, 2])
     # Neither does a box see patches beside it.
     other = images.hidden | {1: images.hidden[1].clone()}
-    other[1][:, -6:][:, [2, 4, 5]] += 1
+    other[1][:, -6:][:, [2, 4, 5]] += torch.linspace(-3, 3, 16)
     changed = head.regions(replace(images, hidden=other), boxes(3))
     assert torch.equal(changed[:, 1], found[:, 1]) and (changed[:, 2] - found[:, 2]).abs().amax() > 1e-3
 
@@ -162,15 +161,47 @@ def test_features_that_do_not_fit_are_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"width": 10, "heads": 4}, "width must be a multiple of heads, got 10 and 4"),
-        ({"heads": 0}, "width must be a multiple of heads, got 128 and 0"),
-        ({"blocks": 0}, "blocks must be at least 1, got 0"),
+        ({"image_width": 10, "heads": 4}, "image_width must be a multiple of heads, got 10 and 4"),
+        ({"activation": "relu"}, "activation must be one of 'gelu', 'quick_gelu', 'hard_swish', got 'relu'"),
+        ({"start": "zero"}, "start must be one of 'copy', 'random', got 'zero'"),
         ({"dropout": 1.0}, "dropout must be from 0 to below 1, got 1.0"),
     ],
 )
 def test_options_are_checked(options: dict, message: str):
     with pytest.raises(ValueError, match=f"WindowHeadConfig: {message}"):
         WindowHeadConfig(**options)
+
+
+def test_layers_are_those_before_the_last_by_default():
+    def layers(depth: int) -> tuple[int, ...]:
+        return WindowHead.build(replace(FACTS, image_layers=depth)).layers
+
+    assert [layers(depth) for depth in (1, 2, 4, 6, 12)] == [(1,), (1,), (1, 2, 3), (2, 3, 4, 5), (8, 9, 10, 11)]
+    wide = WindowHeadConfig(image_width=768).fitted(FACTS)
+    assert (wide.heads, wide.hidden) == (12, 3072) and WindowHeadConfig(image_width=70).fitted(FACTS).heads == 1
+
+
+def test_a_copy_of_the_class_tokens_way_begins_as_its_last_blocks_kept_to_a_window():
+    encoder = load_scenes()
+    tower = encoder._model.image
+    head = WindowHead.build(encoder.spec, WindowHeadConfig(heads=4, activation="hard_swish")).eval()
+    path = encoder.class_path(head.layers)
+    assert path is not None
+    picture = pictures()[:1]
+    states = encoder.encode_images(picture, layers=head.layers)
+    seed = states.hidden[2][0, 0]
+    head.take_path(path, seed)
+    windows = torch.tensor([[[1, 2, 4, 5], [0, 0, 3, 3], [2, 0, 6, 6]]], dtype=torch.int32)
+    rows = seed.expand(1, 3, -1)
+    for layer in head.layers:
+        whole = torch.cat([states.hidden[layer], rows], dim=1)
+        rows = tower.blocks[layer].with_windows(whole, windows, (6, 6), rows_alone=True)
+    expected = functional.normalize(tower.projection(tower.norm(rows)), dim=-1)
+    assert_close(head.regions(states, 16 * windows), expected, scale=5)
+    assert encoder.class_path((6,)) is None and encoder.class_path(()) is None
+    small = WindowHead.build(encoder.spec, WindowHeadConfig(layers=(4, 5), heads=4, activation="hard_swish"))
+    with pytest.raises(ValueError, match=r"window_head: the path must have blocks, .* of \(2, 4, .* got \(4, 4,"):
+        small.take_path(path, seed)
 
 
 def test_an_encoder_without_a_grid_or_a_layer_is_refused():
@@ -187,7 +218,7 @@ def pictures() -> list[Image.Image]:
 
 def test_sgi_reads_regions_of_a_head_and_tells_them_from_others(tmp_path):
     peaksim = engine.load("scenes")
-    head = WindowHead.build(peaksim.spec, CONFIG).eval()
+    head = WindowHead.build(peaksim.spec, WindowHeadConfig(hidden=32)).eval()
     scorer = SGI(crops="windows", head=head)
     images = peaksim.encode_images(pictures(), scorer=scorer)
     assert images.region_plan.endswith(f"/full/{head.tag}") and not images.hidden

@@ -24,13 +24,21 @@ from engine.scenes.items import ControlledItem, controlled_items
 from engine.scenes.world import is_training_scene, sample_scene
 from engine.scorers.sgi import SGI
 from engine.training.heads import HeadRun, HeadTrainConfig, train_head
-from engine.training.windows import WindowObjective, WindowPictures, draw_windows, targets_of, window_data
+from engine.training.windows import (
+    WindowData,
+    WindowObjective,
+    WindowPictures,
+    begun,
+    draw_windows,
+    targets_of,
+    window_data,
+)
 from tests import tiny_open_clip, tiny_transformers
 from tests.tolerances import assert_close
 
 ENCODERS = ("scenes", "open_clip:clip", "open_clip:siglip", "transformers:clip", "transformers:siglip2")
 PICTURES = WindowPictures(pictures=8, windows=4)
-CONFIG = WindowHeadConfig(width=16, heads=2, blocks=2)
+CONFIG = WindowHeadConfig()
 # The tiny tokenizers of transformers know letters alone: captions are longer than the context.
 pytestmark = pytest.mark.filterwarnings("ignore:encode_texts. longer than the model's context")
 
@@ -61,16 +69,17 @@ def numbers(peaksim: Engine) -> list[torch.Tensor]:
 def test_a_head_is_trained_stopped_stored_and_used(peaksim: Engine, tmp_path: Path):
     before = [tensor.clone() for tensor in numbers(peaksim)]
 
-    def new(seed: int = 0) -> WindowHead:
-        return WindowHead.build(peaksim.spec, CONFIG, seed=seed)
-
+    layers = CONFIG.fitted(peaksim.spec).layers
     told: list[tuple[str, int, int]] = []
-    data = window_data(
-        peaksim, new().layers, PICTURES, tmp_path / "features", told=lambda *done: told.append(done)
-    )
-    again = window_data(
-        peaksim, new().layers, PICTURES, tmp_path / "features", told=lambda *done: told.append(done)
-    )
+
+    def stored() -> WindowData:
+        return window_data(peaksim, layers, PICTURES, tmp_path / "features", told=lambda *done: told.append(done))
+
+    data, again = stored(), stored()
+
+    def new(seed: int = 0) -> WindowHead:
+        return begun(peaksim, data, CONFIG, seed=seed)
+
     assert told == [("windows", 8, 8)] and again.store.folder == data.store.folder and len(data) == 8
     settings = HeadTrainConfig(tmp_path / "whole", steps=10, batch_size=4, warmup_steps=2, checkpoint_every=4)
     objective = WindowObjective()
@@ -100,6 +109,20 @@ def test_a_head_is_trained_stopped_stored_and_used(peaksim: Engine, tmp_path: Pa
     torch.testing.assert_close(images.regions, resumed.regions(features, features.boxes), rtol=0.05, atol=0.02)
     assert peaksim.score([picture], ["a red ring"], scorer=scorer).isfinite().all()
     assert all(torch.equal(a, b) for a, b in zip(before, numbers(peaksim), strict=True))
+
+
+def test_a_head_begins_as_the_config_says(scenes: Engine, tmp_path: Path):
+    data = window_data(scenes, (2, 3, 4, 5), PICTURES, tmp_path)
+    copy, other = (begun(scenes, data, WindowHeadConfig(), seed=seed) for seed in (0, 1))
+    assert copy.tag == other.tag and copy.config.activation == "hard_swish"
+    assert torch.equal(copy.outward.weight, scenes.encoder.state_dict()["image.projection.weight"])  # type: ignore[attr-defined]
+    assert_close(copy.seed, data.store[:8].hidden[2][:, 0].mean(dim=0))
+    drawn = [begun(scenes, data, WindowHeadConfig(start="random"), seed=seed) for seed in (0, 1)]
+    assert len({head.tag for head in (copy, *drawn)}) == 3 and drawn[0].config.activation == "gelu"
+    # The encoder's own weights are not what is trained.
+    with torch.no_grad():
+        copy.outward.weight.zero_()
+    assert scenes.encoder.state_dict()["image.projection.weight"].any()  # type: ignore[attr-defined]
 
 
 def test_pictures_are_those_that_training_may_show():
@@ -173,7 +196,7 @@ def test_the_loss_is_its_formula_and_the_targets_have_the_least():
 
 
 def test_the_loss_falls(scenes: Engine, tmp_path: Path):
-    head = WindowHead.build(scenes.spec, CONFIG)
+    head = WindowHead.build(scenes.spec, WindowHeadConfig(hidden=32))
     data = window_data(scenes, head.layers, PICTURES, tmp_path)
     settings = HeadTrainConfig(tmp_path / "run", steps=40, batch_size=8, warmup_steps=4, learning_rate=5e-3)
     run = HeadRun(head, settings, WindowObjective())

@@ -13,13 +13,13 @@ from engine.cli.outputs import check_folder
 from engine.cli.peak_patch_training import TrainECN, TrainPeakPatch, TrainSCN
 from engine.cli.pictures import TrainGenerator
 from engine.cli.training_data import NegativesOption, OnData, report, report_problems, show_trained, told
+from engine.cli.window_head_training import TrainWindowHead
 from engine.datasets.captioned import CaptionedImages
 from engine.heads.base import Head, HeadConfig
 from engine.heads.linear import LinearAlignmentConfig
 from engine.heads.max_sim_head import MaxSimHeadConfig
 from engine.heads.tfglobal import TFGlobalConfig
 from engine.heads.tflocal import TFLocalConfig
-from engine.heads.window_head import WindowHead, WindowHeadConfig
 from engine.scenes.negation_training import TRAINING_SETS
 from engine.scenes.wordings import WordingSet
 from engine.training.captioned_data import CaptionedData, captioned_data, shape_of
@@ -30,7 +30,6 @@ from engine.training.held_out import HeldOutFigures, held_out
 from engine.training.presets import TRAINING
 from engine.training.processes import processes
 from engine.training.scenes import ScenesTrainConfig, train
-from engine.training.windows import WindowObjective, WindowPictures, window_data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,40 +204,6 @@ class TrainLinear(TrainHead):
 
     head: LinearAlignmentConfig = field(default_factory=LinearAlignmentConfig)
     training: HeadTrainConfig = TRAINING["linear"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainWindowHead(Shared):
-    """Train the window head: all regions of an image from one pass, by regression on native-scale crops."""
-
-    model: str = "scenes"
-    """Name of the frozen model; `peaksim models` lists them."""
-    device: str = "auto"
-    """cpu, cuda, ...; auto takes an accelerator where there is one."""
-    features: Path = Path("runs/features")
-    """Folder of the store of frozen features, which runs share."""
-    pictures: WindowPictures = field(default_factory=WindowPictures)
-    head: WindowHeadConfig = field(default_factory=WindowHeadConfig)
-    objective: WindowObjective = field(default_factory=WindowObjective)
-    training: HeadTrainConfig = TRAINING["window_head"]
-    skip_figures: bool = False
-    """Do not evaluate on pairs of training's combinations along the way."""
-    figure_items: int = 100
-    """Pairs of each category that are evaluated."""
-
-    def run(self) -> int:
-        """Compute the features that are missing, train, and print how the head is used."""
-        from engine.benchmarks.heads import WindowFigures
-        from engine.engine import load
-
-        peaksim = load(self.model, device=self.device)
-        head = WindowHead.build(peaksim.spec, self.head, seed=self.training.seed).to(peaksim.encoder.device)
-        data = window_data(peaksim, head.layers, self.pictures, self.features, told=told)
-        figures = None if self.skip_figures else WindowFigures(peaksim, items=self.figure_items)
-        path = train_head(head, data, self.training, objective=self.objective, evaluate=figures, report=report)
-        use = f"--scorer sgi --option crops=windows --option head={path}"
-        show_trained(as_json=self.json, use=use, facts={"head": str(path), "scorer": "sgi"})
-        return 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from engine.crops import crops
 from engine.encoders.inputs import as_texts, check_batch_size, check_inside, check_regions
 from engine.encoders.regions import by_head, region_boxes, with_regions
 from engine.encoders.windows import pad_windows, window_cells
-from engine.features import ImageFeatures, RegionPlan, TextFeatures, TextReadout
+from engine.features import ClassPath, ImageFeatures, RegionPlan, TextFeatures, TextReadout
 from engine.images import Interpolation, ResizePolicy, normalise, resize
 
 Progress = Callable[[int, int], None]
@@ -158,6 +158,10 @@ class Encoder(ABC):
     def text_readout(self) -> TextReadout:
         """The frozen end of the text tower, which reads states of all layers. Optional: here it raises ValueError."""
         raise ValueError(f"{self.spec.name}: this text tower's layers cannot be read in the shared space")
+
+    def class_path(self, layers: Sequence[int]) -> ClassPath | None:
+        """The blocks that follow each of these 1-indexed image layers; None for towers that do not give them."""
+        return None
 
     def save(self, folder: str | PathLike[str]) -> None:
         """Write the encoder as one folder that loads again. Optional: this form raises ValueError."""

@@ -27,7 +27,7 @@ from engine.encoders.folders import made_folder
 from engine.encoders.region_inputs import RegionInputs
 from engine.encoders.scenes_model import ScenesModel, ScenesModelConfig
 from engine.encoders.text_rules import WORD_RULES
-from engine.features import ImageFeatures, TextFeatures, TextReadout
+from engine.features import ClassPath, ImageFeatures, TextFeatures, TextReadout
 from engine.images import normalise, resize
 
 MEAN = (0.5, 0.5, 0.5)
@@ -218,6 +218,19 @@ class ScenesEncoder(Encoder):
     def text_readout(self) -> TextReadout:
         tower = self._model.text
         return TextReadout(tower.norm.weight, tower.norm.bias, tower.projection.weight, norm_eps=tower.norm.eps)
+
+    def class_path(self, layers: Sequence[int]) -> ClassPath | None:
+        tower = self._model.image
+        if not layers or not all(1 <= layer < len(tower.blocks) for layer in layers):
+            return None
+        return ClassPath(
+            heads=self.model_config.heads,
+            activation=self.spec.activation,
+            blocks=tuple(tower.blocks[layer].state_dict() for layer in layers),
+            norm_weight=tower.norm.weight,
+            norm_bias=tower.norm.bias,
+            projection=tower.projection.weight,
+        )
 
 
 def pixels_from_uint8(images: Tensor) -> Tensor:

@@ -8,25 +8,36 @@ of that region alone, at its native scale:
     x = x + attention(norm(x), patches of the box and x itself);   x = x + mlp(norm(x))      for each block
     region = unit(W_o · norm(x))
 
-It is trained by regression on such embeddings (`engine.training.windows`); the attention is
-`engine.ops.window_attention`.
+Each block reads the states of one layer. Where the encoder gives its class token's way through its blocks, the head
+begins as a copy of that (`take_path`): the class token, kept to a window. It is trained by regression on such
+embeddings (`engine.training.windows`); the attention is `engine.ops.window_attention`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from engine.features import ImageFeatures
+from engine.choices import check_choice
+from engine.features import ClassPath, ImageFeatures
 from engine.heads.base import EncoderFacts, HeadConfig, StoredHead, check_belongs
 from engine.heads.inputs import chosen_layers, grid_of, patch_states, unit
 from engine.ops.window_attention import window_attention
 
+Activation = Literal["gelu", "quick_gelu", "hard_swish"]
+Start = Literal["copy", "random"]
+ACTIVATIONS = {
+    "gelu": functional.gelu,
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "hard_swish": functional.hardswish,
+}
 # Waves of each coordinate of a box, besides the coordinate itself.
 _WAVES = 3
 # A box that has less than this of a patch's width (or height) is not said to hold it: of the border pixels alone
@@ -38,67 +49,90 @@ _LEAST_SHARE = 0.125
 class WindowHeadConfig(HeadConfig):
     """Sizes of a `WindowHead`."""
 
-    width: int = 128
-    """Width of the layers inside."""
-    heads: int = 4
-    """Attention heads of each block."""
-    blocks: int = 3
-    """Cross-attention blocks, one after the other."""
+    layers: tuple[int, ...] = ()
+    """Image blocks, from 1, each read by a block of the head in turn; none takes the four before the last."""
+    heads: int = 0
+    """Attention heads of each block; 0 takes one for 64 channels, four at least."""
+    hidden: int = 0
+    """Width inside the MLPs; 0 takes four times that of the states."""
+    activation: Activation = "gelu"
+    """Of the MLPs."""
+    start: Start = "copy"
+    """copy begins as the class token's own way through the encoder, where that can be had; random does not."""
     dropout: float = 0.0
     """Of the patch states while training."""
-    layers: tuple[int, ...] = ()
-    """Image blocks, from 1, whose patches are read side by side; none takes those at 1/6, 1/3, 1/2 and all of the depth."""
     image_width: int = 0
-    """Width of the encoder's image states; 0 takes its own."""
+    """Width of the encoder's image states, and of the head; 0 takes the encoder's."""
     embed_dim: int = 0
     """Width of the encoder's embeddings; 0 takes its own."""
     grid: tuple[int, ...] = ()
     """Rows and columns of the encoder's patches; none takes its own."""
 
     def __post_init__(self) -> None:
-        if self.heads < 1 or self.width % self.heads:
-            raise ValueError(f"WindowHeadConfig: width must be a multiple of heads, got {self.width} and {self.heads}")
-        if self.blocks < 1:
-            raise ValueError(f"WindowHeadConfig: blocks must be at least 1, got {self.blocks}")
+        check_choice("WindowHeadConfig", "activation", self.activation, get_args(Activation))
+        check_choice("WindowHeadConfig", "start", self.start, get_args(Start))
         if not 0 <= self.dropout < 1:
             raise ValueError(f"WindowHeadConfig: dropout must be from 0 to below 1, got {self.dropout}")
+        if self.heads and self.image_width % self.heads:
+            raise ValueError(
+                f"WindowHeadConfig: image_width must be a multiple of heads, got {self.image_width} and {self.heads}"
+            )
 
     def fitted(self, encoder: EncoderFacts) -> WindowHeadConfig:
         """Layers and sizes of the encoder where none were given. Raises ValueError for one without a patch grid."""
         who, depth = WindowHead.name, encoder.image_layers
-        default = tuple(dict.fromkeys(max(1, round(depth * share / 6)) for share in (1, 2, 3, 6)))
+        default = tuple(range(max(1, depth - 4), depth)) or (depth,)
+        width = self.image_width or encoder.image_width
+        heads = max(4, width // 64)
         return replace(
             self,
             layers=chosen_layers(who, "image", self.layers, default, depth),
-            image_width=self.image_width or encoder.image_width,
+            heads=self.heads or (1 if width % heads else heads),
+            hidden=self.hidden or 4 * width,
+            image_width=width,
             embed_dim=self.embed_dim or encoder.embed_dim,
             grid=self.grid or grid_of(who, encoder),
         )
 
 
 class WindowBlock(nn.Module):
-    """One query a window attends to the window's patches and to itself; then an MLP. `(B, R, width)` to the same."""
+    """One query a window attends to the window's patches and to itself; then an MLP. `(B, R, W)` to the same.
 
-    def __init__(self, width: int, heads: int) -> None:
+    The block of a pre-norm vision transformer, as its class token uses it, with weights of its own for the patches.
+    """
+
+    def __init__(self, config: WindowHeadConfig) -> None:
         super().__init__()
-        self.heads = heads
-        self.norm = nn.LayerNorm(width)
-        self.query = nn.Linear(width, 3 * width)
+        width = config.image_width
+        self.heads = config.heads
+        self.activation = ACTIVATIONS[config.activation]
+        self.norm_patches = nn.LayerNorm(width)
         self.patches = nn.Linear(width, 2 * width)
+        self.norm_attention = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
         self.norm_mlp = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        self.up = nn.Linear(width, config.hidden)
+        self.down = nn.Linear(config.hidden, width)
 
     def forward(self, x: Tensor, states: Tensor, windows: Tensor, grid: tuple[int, int]) -> Tensor:
-        """`states (B, P, width)` of the patches, `windows` int32 `(B, R, 4)` in cells of the grid."""
+        """`states (B, P, W)` of the patches, `windows` int32 `(B, R, 4)` in cells of the grid."""
         (batch, rows, width), heads = x.shape, self.heads
-        own = self.query(self.norm(x)).view(batch, rows, 3, heads, width // heads)
-        kv = self.patches(states).view(batch, states.shape[1], 2, heads, width // heads)
-        q, own_k, own_v = own.unbind(2)
+        q, own_k, own_v = self.qkv(self.norm_attention(x)).view(batch, rows, 3, heads, width // heads).unbind(2)
+        kv = self.patches(self.norm_patches(states)).view(batch, states.shape[1], 2, heads, width // heads)
         k, v = kv.unbind(2)
         mixed = window_attention(q, k, v, windows, grid=grid, own_k=own_k, own_v=own_v)
         x = x + self.out(mixed.flatten(2))
-        return x + self.mlp(self.norm_mlp(x))
+        return x + self.down(self.activation(self.up(self.norm_mlp(x))))
+
+    def take(self, weights: Mapping[str, Tensor]) -> None:
+        """Begin as a block of the encoder, see `ClassPath`."""
+        width = self.out.out_features
+        state = {name: weights[name] for name in self.state_dict() if name in weights}
+        for part in ("weight", "bias"):
+            state[f"norm_patches.{part}"] = weights[f"norm_attention.{part}"]
+            state[f"patches.{part}"] = weights[f"qkv.{part}"][width:]
+        self.load_state_dict(state)
 
 
 class WindowHead(StoredHead):
@@ -115,14 +149,42 @@ class WindowHead(StoredHead):
 
     def __init__(self, config: WindowHeadConfig, *, encoder: str = "", fingerprint: str = "") -> None:
         super().__init__(config, encoder=encoder, fingerprint=fingerprint)
-        states = len(config.layers) * config.image_width
-        self.inward = nn.Sequential(nn.LayerNorm(states), nn.Dropout(config.dropout), nn.Linear(states, config.width))
-        self.patch_norm = nn.LayerNorm(config.width)
-        self.seed = nn.Parameter(0.02 * torch.randn(config.width))
-        self.geometry = nn.Linear(6 * (1 + 2 * _WAVES), config.width)
-        self.blocks = nn.ModuleList(WindowBlock(config.width, config.heads) for _ in range(config.blocks))
-        self.norm = nn.LayerNorm(config.width)
-        self.outward = nn.Linear(config.width, config.embed_dim)
+        width = config.image_width
+        self.dropout = nn.Dropout(config.dropout)
+        self.seed = nn.Parameter(0.02 * torch.randn(width))
+        self.geometry = nn.Linear(6 * (1 + 2 * _WAVES), width)
+        self.blocks = nn.ModuleList(WindowBlock(config) for _ in config.layers)
+        self.norm = nn.LayerNorm(width)
+        self.outward = nn.Linear(width, config.embed_dim)
+
+    def take_path(self, path: ClassPath, seed: Tensor) -> None:
+        """Begin as the class token's own way through the tower, which is left untouched.
+
+        Args:
+            path: the blocks that follow each of `layers`, and what makes an embedding of their last state.
+            seed: `(W,)`, the state of a class token before them, such as the mean over some pictures.
+
+        Raises ValueError for weights of other sizes.
+        """
+        config = self.config
+        width = config.image_width
+        wanted = (len(config.layers), config.heads, config.activation, (config.embed_dim, width))
+        found = (len(path.blocks), path.heads, path.activation, tuple(path.projection.shape))
+        if wanted != found:
+            raise ValueError(
+                f"{self.name}: the path must have blocks, heads, activation and projection of {wanted}, got {found}"
+            )
+        with torch.no_grad():
+            for block, weights in zip(self.blocks, path.blocks, strict=True):
+                assert isinstance(block, WindowBlock)
+                block.take(weights)
+            self.seed.copy_(seed)
+            self.norm.weight.copy_(path.norm_weight)
+            self.norm.bias.copy_(path.norm_bias)
+            self.outward.weight.copy_(path.projection)
+            # What a box's place and size change is learned from nothing.
+            for tensor in (self.outward.bias, self.geometry.weight, self.geometry.bias):
+                tensor.zero_()
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -160,21 +222,21 @@ class WindowHead(StoredHead):
         assert images.views is not None
         rows, columns = self.config.grid
         places = box_cells(boxes, images.views, (rows, columns))  # (B, R, 4), float32
-        found = self(patch_states(images, self.layers, rows * columns, self.seed), places)
+        states = [patch_states(images, [layer], rows * columns, self.seed) for layer in self.layers]
+        found = self(states, places)
         whole = (places == places.new_tensor([0, 0, columns, rows])).all(dim=2, keepdim=True)
         return torch.where(whole, images.embedding[:, None].float(), found)
 
-    def forward(self, states: Tensor, places: Tensor) -> Tensor:
+    def forward(self, states: Sequence[Tensor], places: Tensor) -> Tensor:
         """Embeddings `(B, R, D)` of `places (B, R, 4)`, boxes in cells of the grid.
 
-        `states` are those of the patches, layers side by side: `(B, P, len(layers) · image_width)`.
+        `states` are those of the patches for each of `layers`: `(B, P, W)`.
         """
         rows, columns = self.config.grid
-        states = self.patch_norm(self.inward(states))
         windows = cells_within(places, (rows, columns))
         x = self.seed + self.geometry(_waves(places, (rows, columns)).to(self.seed))
-        for block in self.blocks:
-            x = block(x, states, windows, (rows, columns))
+        for block, patches in zip(self.blocks, states, strict=True):
+            x = block(x, self.dropout(patches), windows, (rows, columns))
         return unit(self.outward(self.norm(x)))
 
 

@@ -22,7 +22,7 @@ from engine.scenes.items import controlled_items
 from engine.scorers.sgi import SGI
 from engine.training.heads import HeadTrainConfig, train_head
 from engine.training.presets import TRAINING
-from engine.training.windows import WindowData, WindowObjective, WindowPictures, window_data
+from engine.training.windows import WindowData, WindowObjective, WindowPictures, begun, window_data
 
 NAME = "onepass"
 CATEGORIES = ("color", "size", "material", "quantity")
@@ -53,7 +53,7 @@ def train(run: Run, *, steps: int | None = None, pictures: WindowPictures | None
     found = []
     for seed in SEEDS:
         config = training(run, seed, steps)
-        head = WindowHead.build(peaksim.spec, WindowHeadConfig(), seed=seed)
+        head = begun(peaksim, data, WindowHeadConfig(), seed=seed)
 
         def report(line: str, seed: int = seed) -> None:
             run.progress(f"{NAME}: seed {seed}: {line}", 0, 1)
@@ -114,7 +114,7 @@ def speeds(peaksim: Engine, rows: Mapping[str, SGI], *, pictures: int = TIMED, r
 
 
 def _data(run: Run, peaksim: Engine, pictures: WindowPictures) -> WindowData:
-    layers = WindowHead.build(peaksim.spec).layers
+    layers = WindowHeadConfig().fitted(peaksim.spec).layers
     return window_data(peaksim, layers, pictures, run.folder / "features", told=run.progress)
 
 

@@ -34,7 +34,7 @@ TRAINING: Mapping[str, HeadTrainConfig] = {
     "window_head": HeadTrainConfig(
         output=Path("runs/window_head"),
         steps=1500,
-        learning_rate=2e-3,
+        learning_rate=1e-3,
         evaluate_every=300,
     ),
     "finetune": HeadTrainConfig(

@@ -23,7 +23,7 @@ from engine.choices import Fill
 from engine.crops import CropGrid, crops
 from engine.engine import Engine
 from engine.features import ImageFeatures, Needs
-from engine.heads.window_head import WindowHead
+from engine.heads.window_head import WindowHead, WindowHeadConfig
 from engine.scenes.render import render
 from engine.scenes.settings import STANDARD
 from engine.scenes.world import sample_scene
@@ -41,7 +41,7 @@ _BATCH = 256
 class WindowPictures:
     """Rendered scenes of combinations that training may show, with windows on each."""
 
-    pictures: int = 6000
+    pictures: int = 4096
     """Scenes."""
     windows: int = 24
     """Windows on each; half of them of a crop grid, half of any place and size."""
@@ -140,6 +140,19 @@ def targets_of(
     return functional.normalize(made.view(len(shares), len(boxes), -1).mean(dim=0), dim=-1)
 
 
+def begun(engine: Engine, data: WindowData, config: WindowHeadConfig, *, seed: int = 0) -> WindowHead:
+    """A head that is not trained yet, begun as `config.start` says. Raises what `WindowHead.build` raises."""
+    config = config.fitted(engine.spec)
+    path = engine.encoder.class_path(config.layers) if config.start == "copy" else None
+    if path is None:
+        return WindowHead.build(engine.spec, config, seed=seed).to(engine.encoder.device)
+    known = replace(config, heads=path.heads, activation=path.activation)
+    head = WindowHead.build(engine.spec, known, seed=seed).to(engine.encoder.device)
+    some = data.store[: min(_SHARD_ROWS, len(data))].hidden[config.layers[0]]
+    head.take_path(path, some[:, 0].mean(dim=0).to(engine.encoder.device))
+    return head
+
+
 @dataclass(frozen=True)
 class WindowObjective:
     """`mean(1 - ⟨h, t⟩) + contrast · CE(softmax(⟨t, t'⟩ / τ), softmax(⟨h, t'⟩ / τ))` over the windows of a batch.
@@ -149,7 +162,7 @@ class WindowObjective:
     background) it asks for no difference.
     """
 
-    contrast: float = 1.0
+    contrast: float = 0.0
     """Weight of the second term; 0 leaves it out."""
     temperature: float = 0.05
     """Temperature of the second term."""

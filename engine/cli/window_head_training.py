@@ -1,0 +1,48 @@
+"""`peaksim train window_head`: the regions of an image from one pass, on the frozen features of any model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine.cli.options import Shared
+from engine.cli.training_data import report, show_trained, told
+from engine.heads.window_head import WindowHeadConfig
+from engine.training.heads import HeadTrainConfig, train_head
+from engine.training.presets import TRAINING
+from engine.training.windows import WindowObjective, WindowPictures, begun, window_data
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainWindowHead(Shared):
+    """Train the window head: all regions of an image from one pass, by regression on native-scale crops."""
+
+    model: str = "scenes"
+    """Name of the frozen model; `peaksim models` lists them."""
+    device: str = "auto"
+    """cpu, cuda, ...; auto takes an accelerator where there is one."""
+    features: Path = Path("runs/features")
+    """Folder of the store of frozen features, which runs share."""
+    pictures: WindowPictures = field(default_factory=WindowPictures)
+    head: WindowHeadConfig = field(default_factory=WindowHeadConfig)
+    objective: WindowObjective = field(default_factory=WindowObjective)
+    training: HeadTrainConfig = TRAINING["window_head"]
+    skip_figures: bool = False
+    """Do not evaluate on pairs of training's combinations along the way."""
+    figure_items: int = 100
+    """Pairs of each category that are evaluated."""
+
+    def run(self) -> int:
+        """Compute the features that are missing, train, and print how the head is used."""
+        from engine.benchmarks.heads import WindowFigures
+        from engine.engine import load
+
+        peaksim = load(self.model, device=self.device)
+        layers = self.head.fitted(peaksim.spec).layers
+        data = window_data(peaksim, layers, self.pictures, self.features, told=told)
+        head = begun(peaksim, data, self.head, seed=self.training.seed)
+        figures = None if self.skip_figures else WindowFigures(peaksim, items=self.figure_items)
+        path = train_head(head, data, self.training, objective=self.objective, evaluate=figures, report=report)
+        use = f"--scorer sgi --option crops=windows --option head={path}"
+        show_trained(as_json=self.json, use=use, facts={"head": str(path), "scorer": "sgi"})
+        return 0
