@@ -153,16 +153,27 @@ private:
             }
         }
         take_rows(block, n, s);
+        if (plain_ && block.segments().size() == 1) return finish_plain(block.segments()[0], width, first, last, s);
         for (int64_t j = first; j < last; ++j) finish(block, first, j, s);
+    }
+
+    // Scores of a single query.
+    void finish_plain(const Segment& segment, int64_t width, int64_t first, int64_t last, const Scratch& s) const {
+        float* to = out_.scores + in_.cell(segment.query, first);
+        for (int64_t k = 0; k < last - first; ++k) {
+            to[k] = s.found[size_t(k)] < 0 ? 0.0f : static_cast<float>(sum_of(s.best.data() + k * width, segment.count));
+        }
     }
 
     // Appends the kept tokens of document j among [from, to) to the table, which holds n rows; returns their number.
     int64_t list_rows(int64_t j, int64_t from, int64_t to, int64_t n, int64_t document, int64_t width,
                       Scratch& s) const {
-        const int64_t before = n;
-        for (int64_t t = from; t < to; ++t) {
-            if (!in_.d.kept(j, t)) continue;
-            s.rows[size_t(n)] = in_.d.row(in_.dtype, j, t);
+        const int64_t before = n, step = in_.d.token_stride * size_of(in_.dtype);
+        const uint8_t* mask = in_.d.mask ? in_.d.mask + in_.d.first(j) : nullptr;
+        const char* row = in_.d.row(in_.dtype, j, from);
+        for (int64_t t = from; t < to; ++t, row += step) {
+            if (mask && !mask[t]) continue;
+            s.rows[size_t(n)] = row;
             s.document[size_t(n)] = static_cast<int32_t>(document);
             s.kept[size_t(n++)] = static_cast<int32_t>(t);
         }
