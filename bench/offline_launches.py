@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -187,6 +187,11 @@ def max_sim_sides() -> None:
                 places if both else nothing.int(), places.float() if both else nothing,
             )  # fmt: skip
             score_sides(*sides, outputs, None, False, "ieee")
+            if codes and not packed_q and not packed_d and n_q == 32:
+                queries, documents = sides
+                of_pairs = (torch.empty(32, 1), nothing, *outputs[2:4], nothing.int(), nothing)
+                score_sides(queries, replace(documents, tokens=torch.empty(32, 196, dim, dtype=dtype)), of_pairs, None,
+                            True, "ieee")  # fmt: skip
 
 
 def max_sim_backward() -> None:

@@ -76,14 +76,15 @@ def launch(
     temperature: float | None = None,
     precision: str = "ieee",
     scales: tuple[Tensor | None, Tensor | None] = (None, None),
+    pairs: bool = False,
 ) -> None:
-    """Fill `outputs` by the Triton kernels; with scales, tokens are int8 codes."""
+    """Fill `outputs` by the Triton kernels; with scales, tokens are int8 codes. Pairs are dense."""
     from engine.kernels.max_sim import score_sides
 
     sides = [_side(items, its) for items, its in zip((q, d), scales, strict=True)]
     # Triton launches on the current device, which need not be the tensors'.
     with torch.cuda.device(q.tokens.device) if q.tokens.is_cuda else nullcontext():
-        score_sides(sides[0], sides[1], outputs, temperature, False, precision)
+        score_sides(sides[0], sides[1], outputs, temperature, pairs, precision)
 
 
 def _side(items: Items, scales: Tensor | None = None) -> Any:
