@@ -63,7 +63,7 @@ class WholeDualEncoder(Trainable):
 
     def scale(self) -> Tensor:
         """The model's own logit scale, trained on."""
-        return self.model.logit_scale.exp().clamp(max=MAX_SCALE)
+        return self.model.get_parameter("logit_scale").exp().clamp(max=MAX_SCALE)
 
     def encoder(self) -> DualEncoder:
         """The encoder, whose weights go on changing while the training does."""
