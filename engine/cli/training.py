@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from tyro.conf import subcommand
 
-from engine.cli.options import OptionalFolder, Shared
+from engine.cli.options import Shared
 from engine.cli.outputs import check_folder
 from engine.cli.peak_patch_training import TrainECN, TrainPeakPatch, TrainSCN
 from engine.cli.pictures import TrainGenerator
@@ -80,7 +80,37 @@ class OnQuads(Shared):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainHead(OnQuads, OnData):
+class WithNegatives(OnQuads, OnData):
+    """Options of what can be trained on one's own data too, with hard negatives."""
+
+    negatives: NegativesOption = "auto"
+    """Hard negatives: the file's, swaps of words, negation or none; auto: scenes' quads, or what the file has."""
+    wordings: tuple[WordingSet, ...] = TRAINING_SETS
+    """How captions of scenes deny, with --negatives negation."""
+
+    def own_items(self) -> CaptionedImages | None:
+        """The items with their negatives, of which the loss can be computed; None for the quads of scenes.
+
+        Raises ValueError for options that do not go together.
+        """
+        if self.on_scenes and self.negatives == "auto":
+            return None
+        if self.on_scenes:
+            if self.negatives != "negation":
+                raise ValueError(f"--negatives: scenes have auto (their quads) or negation, got {self.negatives}")
+            found = scene_denials(self.items, seed=self.data_seed, sets=self.wordings)
+        else:
+            read = self.read()
+            has = any(item.negatives for item in read.items)
+            kind = ("file" if has else "none") if self.negatives == "auto" else self.negatives
+            found = with_negatives(read, kind, seed=self.data_seed)
+            report_problems(found.problems[len(read.problems) :])
+        report(f"loss: {self.training.fitted(*shape_of(found)).loss}")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainHead(WithNegatives):
     """Options of every head on frozen features."""
 
     name: ClassVar[str]
@@ -89,10 +119,6 @@ class TrainHead(OnQuads, OnData):
     """Name of the frozen model; `peaksim models` lists them."""
     device: str = "auto"
     """cpu, cuda, ...; auto takes an accelerator where there is one."""
-    negatives: NegativesOption = "auto"
-    """Hard negatives: the file's, swaps of words, negation or none; auto: scenes' quads, or what the file has."""
-    wordings: tuple[WordingSet, ...] = TRAINING_SETS
-    """How captions of scenes deny, with --negatives negation."""
     features: Path = Path("runs/features")
     """Folder of the store of frozen features, which runs share."""
     head: HeadConfig
@@ -121,26 +147,6 @@ class TrainHead(OnQuads, OnData):
             facts={"head": str(path), "scorer": self.name},
         )
         return 0
-
-    def own_items(self) -> CaptionedImages | None:
-        """The items with their negatives, of which the loss can be computed; None for the quads of scenes.
-
-        Raises ValueError for options that do not go together.
-        """
-        if self.on_scenes and self.negatives == "auto":
-            return None
-        if self.on_scenes:
-            if self.negatives != "negation":
-                raise ValueError(f"--negatives: scenes have auto (their quads) or negation, got {self.negatives}")
-            found = scene_denials(self.items, seed=self.data_seed, sets=self.wordings)
-        else:
-            read = self.read()
-            has = any(item.negatives for item in read.items)
-            kind = ("file" if has else "none") if self.negatives == "auto" else self.negatives
-            found = with_negatives(read, kind, seed=self.data_seed)
-            report_problems(found.problems[len(read.problems) :])
-        report(f"loss: {self.training.fitted(*shape_of(found)).loss}")
-        return found
 
     def split(self, data: CaptionedData) -> tuple[HeadData, Evaluate | None]:
         """What is trained on, and figures on what is not."""
@@ -207,38 +213,47 @@ class TrainLinear(TrainHead):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainFinetune(OnQuads):
-    """Train all weights of a scenes model on quads: what heads on frozen features are compared with."""
+class TrainFinetune(WithNegatives):
+    """Train all weights of a model: what heads on frozen features are compared with."""
 
-    start: OptionalFolder = None
-    """Folder of the scenes model to begin with; by default the embedded one."""
+    model: str = "scenes"
+    """Name of the model to begin with; `peaksim models` lists them."""
+    device: str = "auto"
+    """cpu, cuda, ...; auto takes an accelerator where there is one."""
     training: HeadTrainConfig = TRAINING["finetune"]
+    """Settings of the training."""
 
     def run(self) -> int:
         """Train, and print how the model is used."""
+        from engine.training.finetune_models import finetune_model, quads_of_scenes, readable
+
+        own = self.own_items()
+        if own is not None:
+            data = readable(own)
+            report_problems(data.problems[len(own.problems) :])
+        else:
+            data = quads_of_scenes(self.quads.draw())
+        model = finetune_model(
+            self.model,
+            data,
+            self.training,
+            device=processes().place(self.device),
+            evaluate=self.figures if own is None and not self.skip_figures else None,
+            report=report,
+        )
+        show_trained(as_json=self.json, use=f"--model {model}", facts={"model": model})
+        return 0
+
+    def figures(self, trained: Any) -> dict[str, float]:
+        """Group scores of the model as it is now on pairs of scenes that are held out."""
         from engine.benchmarks.heads import GroupFigures
         from engine.engine import Engine
         from engine.scorers.global_cosine import GlobalCosine
-        from engine.training.finetune import WholeEncoder, finetune
 
-        def figures(trained: WholeEncoder) -> dict[str, float]:
-            return GroupFigures(
-                Engine(trained.encoder()),
-                lambda _: GlobalCosine(),
-                items=self.figure_items,
-                categories=self.categories,
-            )(trained)
-
-        folder = finetune(
-            self.quads.draw(),
-            self.training,
-            model=self.start,
-            evaluate=None if self.skip_figures else figures,
-            report=report,
-        )
-        model = f"scenes:{folder}"
-        show_trained(as_json=self.json, use=f"--model {model}", facts={"model": model})
-        return 0
+        peaksim = Engine(trained.encoder())
+        return GroupFigures(
+            peaksim, lambda _: GlobalCosine(), items=self.figure_items, categories=self.categories
+        )(trained)
 
 
 Train = (
@@ -252,5 +267,5 @@ Train = (
     | Annotated[TrainECN, subcommand("ecn", description="PeakPatch's correction of captions alone.")]
     | Annotated[TrainSCN, subcommand("scn", description="PeakPatch's correction of scores alone.")]
     | Annotated[TrainGenerator, subcommand("generator", description="Small pictures of embeddings, and their judge.")]
-    | Annotated[TrainFinetune, subcommand("finetune", description="All weights of a scenes model, on quads.")]
+    | Annotated[TrainFinetune, subcommand("finetune", description="All weights of a model.")]
 )

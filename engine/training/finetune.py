@@ -103,12 +103,12 @@ class PixelQuads:
         return pixels_from_uint8(ordered), Captions(tokens.ids[:, :length], tokens.end)
 
 
-def objective(config: HeadTrainConfig) -> Any:
-    """The loss that `config` names, over the full matrix of a batch of B quads."""
+def objective(config: HeadTrainConfig, *, images_per_item: int = 2) -> Any:
+    """The loss that `config` names, over the full matrix of a batch of B items; by default quads."""
 
-    def loss(encoder: WholeEncoder, pixels: Tensor, captions: Captions) -> Tensor:
-        size = len(pixels) // 2
-        logits = encoder.scale() * encoder(pixels, captions)  # (2B, 2B)
+    def loss(encoder: Any, pixels: Tensor, captions: Captions) -> Tensor:
+        size = len(pixels) // images_per_item
+        logits = encoder.scale() * encoder(pixels, captions)  # (2B, 2B) of quads
         if config.loss != "quads":
             images, texts = WANTED[config.loss]
             return contrastive_loss(logits[: images * size, : texts * size])

@@ -65,7 +65,7 @@ def _curves(folder: Path, step: int) -> Any:
         raise ModuleNotFoundError(
             "train: curves need tensorboard, which is not installed; get it by `pip install 'peaksim[train]'`"
         ) from error
-    return SummaryWriter(str(folder), purge_step=step + 1)  # type: ignore[no-untyped-call]
+    return SummaryWriter(str(folder), purge_step=step + 1)
 
 
 def cut_log(who: str, path: Path, step: int) -> None:

@@ -39,6 +39,7 @@ TRAINING: Mapping[str, HeadTrainConfig] = {
     ),
     "finetune": HeadTrainConfig(
         output=Path("runs/finetune"),
+        loss="auto",
         steps=1500,
         learning_rate=1e-4,
         weight_decay=0.05,
