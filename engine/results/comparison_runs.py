@@ -37,7 +37,7 @@ from engine.training.head_data import CATEGORIES, HeadData, ScenesQuads, scenes_
 from engine.training.heads import HeadTrainConfig, Precision, train_head
 from engine.training.negatives import NEGATIVES, Negatives, NegativesObjective
 
-STEPS, BATCH, GROUP, BATCH_WEIGHT = 1500, 16, 8, 1.0
+STEPS, BATCH, BATCH_WEIGHT = 750, 32, 1.0
 SEEDS = (0, 1, 2)
 SPLITS = ("in_domain", "held_out")
 ITEMS = 200
@@ -49,16 +49,20 @@ FINETUNE = "finetune"
 
 @dataclass(frozen=True)
 class Arm:
-    """What is trained: sizes of a head (None for the whole encoder), and how."""
+    """What is trained: sizes of a head (None for the whole encoder), and how.
+
+    `group`: items that are in-batch negatives of each other. The whole batch, but for a head that runs once a pair.
+    """
 
     learning_rate: float
     head: HeadConfig | None = None
     weight_decay: float = 0.01
     precision: Precision = "float32"
+    group: int = BATCH
 
 
 ARMS: Mapping[str, Arm] = {
-    "tflocal": Arm(1e-3, TFLocalConfig(layers=2, heads=4, mlp=256, image_layers=(3, 6)), precision="bfloat16"),
+    "tflocal": Arm(1e-3, TFLocalConfig(layers=2, heads=4, mlp=256, image_layers=(3, 6)), precision="bfloat16", group=8),
     "tfglobal": Arm(1e-3, TFGlobalConfig(layers=2, heads=4, mlp=256), precision="bfloat16"),
     FINETUNE: Arm(3e-4, weight_decay=0.05, precision="bfloat16"),
     "max_sim_head": Arm(3e-3, MaxSimHeadConfig(image_layers=IMAGE_LAYERS)),
@@ -135,7 +139,7 @@ class Comparison:
             checkpoint_every=100,
             log_every=max(1, self.steps // 8),
         )
-        objective = NegativesObjective(cell.negatives, GROUP, BATCH_WEIGHT)
+        objective = NegativesObjective(cell.negatives, arm.group, BATCH_WEIGHT)
         trained = self._trained(cell, arm, config, objective)
         log = read_lines(config.output / "log.jsonl")
         facts = {
