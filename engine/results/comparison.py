@@ -15,7 +15,6 @@ from engine.results.comparison_runs import (
     BATCH,
     CATEGORIES,
     FINETUNE,
-    GROUP,
     ITEMS,
     SPLITS,
     STEPS,
@@ -115,7 +114,8 @@ def _head(lines: Sequence[Mapping[str, Any]]) -> str:
         "## What is worth training\n\n"
         "Heads on the frozen model and full fine-tuning of it, each with three kinds of negatives and the same budget: "
         f"{STEPS} steps of {BATCH} quads ({STEPS * BATCH:,} of 8,000, in the same order of each seed). The loss is "
-        f"symmetric InfoNCE within groups of {GROUP} (*in-batch*), or each image choosing between its caption and a "
+        f"symmetric InfoNCE in the batch (*in-batch*; for TFLocal, which runs once a pair, in groups of "
+        f"{ARMS['tflocal'].group}), and on top of it each image choosing between its caption and a "
         "hard-negative one (*captions*), or both choices within each quad (*2 × 2 pairs*). Group score in "
         f"per cent: mean over seeds {', '.join(map(str, seeds))} ± half the mean 95 % interval over {ITEMS} items of "
         "one seed (lowest–highest seed); chance 16.7. Every run stands in `docs/results/comparison.jsonl`, its log in "
