@@ -88,7 +88,7 @@ def train(run: Run) -> None:
 
 def arms_of(engine: Engine) -> dict[str, tuple[Arm, ...]]:
     """Arms of the ablation and of the sweep."""
-    return {"ablation": ablation_arms(), "sweep": sweep_arms(engine.spec.text_layers)}
+    return {"ablation": ablation_arms(engine.spec), "sweep": sweep_arms(engine.spec.text_layers)}
 
 
 def _measured(run: Run, engine: Engine, sets: Sequence[ItemSet]) -> dict[str, dict[str, Any]]:
