@@ -82,7 +82,7 @@ def train(run: Run) -> None:
         def told(line: str, name: str = name) -> None:
             run.progress(f"{name}: {line}", 0, 1)
 
-        records = run_arms(peaksim, arms, budget, seeds=SEEDS, told=told)
+        records = run_arms(peaksim, arms, budget, seeds=SEEDS, sets=SETS, told=told)
         write_records(run.root / "docs" / "heads" / f"peakpatch-{name}.jsonl", records)
 
 
