@@ -87,6 +87,8 @@ def test_a_head_is_trained_stopped_stored_and_served(family, encoders, tmp_path)
     assert scores.shape == (1, len(TEXTS)) and bool(scores.isfinite().all())
 
 
+# The tiny models' context is short.
+@pytest.mark.filterwarnings("ignore:encode_texts. longer than the model's context:UserWarning")
 @pytest.mark.parametrize("family", ["open_clip clip", "hf siglip"])
 def test_heads_of_one_layer_and_without_parts_are_trained_and_measured(family, encoders, tmp_path):
     engine = Engine(encoders[family])
