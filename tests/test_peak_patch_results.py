@@ -41,6 +41,7 @@ from engine.results.peak_patch_arms import (
 from engine.results.peak_plot import plot_map, plot_sweep
 from engine.scorers.global_cosine import GlobalCosine
 from engine.training.heads import HeadTrainConfig
+from engine.training.peak_patch import SCENES_HEAD
 from engine.training.scenes import VOCABULARY
 from tests.command_line import Shell
 
@@ -68,23 +69,18 @@ def budget(folder: Path) -> Budget:
 
 
 def small(arms: tuple[Arm, ...]) -> tuple[Arm, ...]:
-    """Layers that the tiny model has."""
-
-    def fitting(head: PeakPatchConfig) -> PeakPatchConfig:
-        layers = {name: min(getattr(head, name), TEXT_LAYERS) for name in ("peak", "anchor", "low")}
-        return replace(head, heads=2, **layers)
-
-    return tuple(replace(arm, head=fitting(arm.head)) for arm in arms)
+    """Heads of the tiny model's width."""
+    return tuple(replace(arm, head=replace(arm.head, heads=2)) for arm in arms)
 
 
 @pytest.fixture(scope="module")
 def records(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     folder = tmp_path_factory.mktemp("arms")
-    return run_arms(engine, small(ablation_arms()), budget(folder), seeds=2, sets=SETS)
+    return run_arms(engine, small(ablation_arms(engine.spec)), budget(folder), seeds=2, sets=SETS)
 
 
-def test_arms_differ_in_what_their_names_say():
-    arms = {arm.name: arm for arm in ablation_arms()}
+def test_arms_differ_in_what_their_names_say(engine):
+    arms = {arm.name: arm for arm in ablation_arms(engine.spec)}
     whole = arms["ECN and SCN"]
     changed = {
         "ECN alone": {"parts": "ecn"},
@@ -100,11 +96,13 @@ def test_arms_differ_in_what_their_names_say():
     for layer, arm in enumerate(sweep_arms(8), 1):
         head = arm.head
         assert (layer_of(arm.name), head.peak, head.low, head.layers) == (layer, layer, layer, (layer,))
+    shipped = ablation_arms(replace(engine.spec, text_layers=8))[0].head
+    assert (shipped.peak, shipped.anchor, shipped.low) == (SCENES_HEAD.peak, SCENES_HEAD.anchor, SCENES_HEAD.low)
     assert layer_of(ENCODER) == 0 and layer_of("layer cake") == 0
 
 
 def test_a_record_of_every_run_and_of_the_encoder(records, engine):
-    arms = [arm.name for arm in ablation_arms()]
+    arms = [arm.name for arm in ablation_arms(engine.spec)]
     told = [(entry["arm"], entry["seed"]) for entry in records]
     assert told == [(ENCODER, None), *((arm, seed) for arm in arms for seed in (0, 1))]
     assert all(entry["fingerprint"] == engine.spec.fingerprint for entry in records)
@@ -131,7 +129,7 @@ def test_the_encoder_alone_is_what_the_benchmark_says(records, engine):
 
 
 def test_what_is_trained_is_not_trained_again(engine, tmp_path):
-    (arm, *_) = small(ablation_arms())
+    (arm, *_) = small(ablation_arms(engine.spec))
     first = run_arms(engine, [arm], budget(tmp_path), seeds=1, sets=SETS[:1])
     path = run_folder(budget(tmp_path), arm, 0) / "peakpatch.safetensors"
     written = path.read_bytes()
@@ -186,9 +184,9 @@ def test_records_come_back(records, tmp_path):
         read_records(tmp_path / "gone.jsonl")
 
 
-def test_the_ablation_table_shows_every_arm_and_the_blind(records):
+def test_the_ablation_table_shows_every_arm_and_the_blind(records, engine):
     text = ablation_section(records)
-    for arm in (ENCODER, *(arm.name for arm in ablation_arms())):
+    for arm in (ENCODER, *(arm.name for arm in ablation_arms(engine.spec))):
         assert text.count(f"| {arm} | ") == len(SETS)
     mine = [entry["sets"]["held_out/benchmark"] for entry in records if entry["arm"] == "no pool"]
     share = np.mean([values["choice"]["share"] for values in mine])

@@ -100,7 +100,8 @@ class DiagnoseAblation(Trained):
         from engine.results.peak_patch_arms import ablation_arms
 
         self.check()
-        found = self.records_of(self.engine(), ablation_arms())
+        engine = self.engine()
+        found = self.records_of(engine, ablation_arms(engine.spec))
         if self.json:
             show_json({"runs": found})
         else:

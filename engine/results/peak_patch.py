@@ -82,13 +82,13 @@ def train(run: Run) -> None:
         def told(line: str, name: str = name) -> None:
             run.progress(f"{name}: {line}", 0, 1)
 
-        records = run_arms(peaksim, arms, budget, seeds=SEEDS, told=told)
+        records = run_arms(peaksim, arms, budget, seeds=SEEDS, sets=SETS, told=told)
         write_records(run.root / "docs" / "heads" / f"peakpatch-{name}.jsonl", records)
 
 
 def arms_of(engine: Engine) -> dict[str, tuple[Arm, ...]]:
     """Arms of the ablation and of the sweep."""
-    return {"ablation": ablation_arms(), "sweep": sweep_arms(engine.spec.text_layers)}
+    return {"ablation": ablation_arms(engine.spec), "sweep": sweep_arms(engine.spec.text_layers)}
 
 
 def _measured(run: Run, engine: Engine, sets: Sequence[ItemSet]) -> dict[str, dict[str, Any]]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from engine.atomic_files import write_text, written_whole
 from engine.benchmarks.negation_figures import NegationFigures, NegationOutcomes
+from engine.encoders.base import EncoderSpec
 from engine.engine import Engine
 from engine.features import Needs
 from engine.heads.peak_patch import PeakPatch, PeakPatchConfig
@@ -113,9 +114,12 @@ class ItemSet:
 SETS = (ItemSet(), ItemSet("in_domain"), ItemSet(wording="held_out"))
 
 
-def ablation_arms() -> tuple[Arm, ...]:
-    """The whole head, each correction alone, and what the embedding correction reads left out, part by part."""
-    whole = SCENES_HEAD
+def ablation_arms(encoder: EncoderSpec) -> tuple[Arm, ...]:
+    """The whole head, each correction alone, and what the embedding correction reads left out, part by part.
+
+    Layers are those measured for this encoder where they were, else those of the paper, see `PeakPatchConfig.fitted`.
+    """
+    whole = head_for(encoder, PeakPatchConfig(dropout=SCENES_HEAD.dropout))
     questions_alone = replace(SCENES, whole_score=False)
     return (
         Arm("ECN and SCN", whole),
@@ -152,7 +156,7 @@ def train_arm(
     """
     folder = run_folder(budget, arm, seed)
     config = replace(budget.training, output=folder, seed=seed)
-    head = PeakPatch.build(engine.spec, head_for(engine.spec, arm.head), seed=seed).to(engine.encoder.device)
+    head = PeakPatch.build(engine.spec, arm.head, seed=seed).to(engine.encoder.device)
     head.take_readout(engine.encoder.text_readout())
     first = None
     if budget.pretraining_steps:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.atomic_files import written_whole
 from engine.engine import Engine
 from engine.features import Needs, TextFeatures
 from engine.heads.base import Trainable
@@ -114,14 +115,14 @@ class GeneratorData:
     Args:
         engine: whose encoder makes the embeddings.
         scenes: what is drawn.
-        folder: below which the store lies.
+        folder: below which store and pictures lie, so that a training that goes on finds them.
         told: called with (what is being encoded, rows done, rows in all).
     """
 
     def __init__(self, engine: Engine, scenes: SmallScenes, folder: Path, *, told: Told | None = None) -> None:
         captions = [scenes.caption(item) for item in range(scenes.items)]
         fingerprint = engine.spec.fingerprint
-        source = hashlib.sha256("\n".join([fingerprint, *captions]).encode()).hexdigest()[:16]
+        source = hashlib.sha256("\n".join([fingerprint, str(scenes), *captions]).encode()).hexdigest()[:16]
         manifest = Manifest("texts", len(captions), fingerprint, source, shard_rows=SHARD_ROWS)
         store = FeatureStore.create(folder / source / "texts", manifest)
 
@@ -132,7 +133,7 @@ class GeneratorData:
         store.fill(encode, progress=None if told is None else lambda done, total: told("captions", done, total))
         self.source = source
         self.embeddings: Tensor = store[:].embedding
-        self.pictures = torch.from_numpy(np.stack([scenes.picture(item) for item in range(scenes.items)]))
+        self.pictures = torch.from_numpy(_pictures(scenes, folder / source / "pictures.npy"))
 
     def __len__(self) -> int:
         return len(self.pictures)
@@ -140,6 +141,18 @@ class GeneratorData:
     def batch(self, items: Tensor) -> tuple[Tensor, Tensor]:
         """Pictures `(B, 3, S, S)` in [−1, 1] and embeddings `(B, D)`."""
         return as_floats(self.pictures[items]), self.embeddings[items]
+
+
+def _pictures(scenes: SmallScenes, path: Path) -> np.ndarray:
+    """All pictures `(N, 3, side, side)`, uint8, drawn once and kept in a file: that takes a minute."""
+    if path.exists():
+        held = np.load(path)
+        if held.shape == (scenes.items, 3, scenes.side, scenes.side):
+            return held
+    drawn = np.stack([scenes.picture(item) for item in range(scenes.items)])
+    with written_whole(path) as unfinished, unfinished.open("wb") as file:
+        np.save(file, drawn)
+    return drawn
 
 
 class JudgeData:
