@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from engine.retrieval.manifest import SegmentEntry
 from engine.retrieval.metadata import filled
-from engine.retrieval.segment import RowBlock, SegmentWriter
+from engine.retrieval.segment_writer import RowBlock, SegmentWriter
 from engine.retrieval.snapshot import Piece, Snapshot
 from engine.retrieval.storage import Change
 
