@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from os import PathLike
 
@@ -47,7 +48,7 @@ def images(ids: Sequence[str], *, seed: int = 0, regions: int = 4, ragged: bool 
 
 
 def _drawn(name: str, seed: int, regions: int, ragged: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(sum(name.encode()) * 1009 + seed * 31 + len(name))
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode("utf-8", "surrogateescape")) + seed)
     numbers = normalize(torch.randn(1 + 6 + regions, WIDTH, generator=generator), dim=1)
     kept = int(torch.randint(1, regions + 1, (1,), generator=generator)) if ragged else regions
     return numbers[0], numbers[1:7], numbers[7:], torch.arange(regions) < kept

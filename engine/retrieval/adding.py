@@ -19,7 +19,7 @@ from engine.retrieval.identifiers import check_ids
 from engine.retrieval.metadata import Metadata, as_table, encoded_schema, joined_schema
 from engine.retrieval.recipe import Recipe
 from engine.retrieval.results import AddReport
-from engine.retrieval.segment_writer import RowBlock, SegmentWriter
+from engine.retrieval.segment_writer import RowBlock, SegmentWriter, cut
 from engine.retrieval.storage import Change
 
 Existing = Literal["refuse", "skip", "replace"]
@@ -279,15 +279,10 @@ class Adder:
 
     def _append(self, block: RowBlock, replaces: np.ndarray) -> None:
         """Write rows, as many into each segment as there is room for."""
-        limit, each = self._recipe.manifest.segment_bytes, -(-block.size_bytes // len(block))
-        done = 0
-        while done < len(block):
-            room = limit - (0 if self._writer is None else self._writer.size_bytes)
-            stop = min(len(block), done + max(1, room // each))
-            self._write(block.part(done, stop), replaces[done:stop])
-            done = stop
-            # Full, too, where the next row would not fit.
-            if self._writer is not None and self._writer.size_bytes + each > limit:
+        used = 0 if self._writer is None else self._writer.size_bytes
+        for rows, full in cut(block, used, self._recipe.manifest.segment_bytes):
+            self._write(block.part(rows.start, rows.stop), replaces[rows.start : rows.stop])
+            if full:
                 self.commit()
 
     def _write(self, block: RowBlock, replaces: np.ndarray) -> None:

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import json
+import math
 import zlib
 from collections.abc import Mapping
 from functools import cached_property
@@ -76,6 +77,12 @@ class Segment:
         self.facts: Mapping[str, Any] = held["facts"]
         self._sections: Mapping[str, Any] = held["sections"]
         self.files = {name: MappedFile(self.folder / name, f["size"], f["crc32"]) for name, f in held["files"].items()}
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of embeddings and vectors, which decide how many rows a segment takes."""
+        counted = [facts for name, facts in self._sections.items() if name == "global" or name.endswith(".codes")]
+        return sum(math.prod(facts["shape"]) * DTYPES[facts["dtype"]].itemsize for facts in counted)
 
     def has(self, section: str) -> bool:
         """Whether there is such a section."""

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +69,19 @@ class RowBlock:
                 arrays["boxes"] = self.arrays["boxes"][own]
         table = None if self.metadata is None else self.metadata.slice(first, last - first)
         return RowBlock(self.ids[first:last], self.embedding[first:last], vectors, arrays, table)
+
+
+def cut(block: RowBlock, used: int, limit: int) -> Iterator[tuple[range, bool]]:
+    """Rows of a block for one segment after the other, the first of which holds `used` bytes already; and whether the
+    segment is full with them, so that another row would make it larger than `limit` bytes."""
+    each = -(-block.size_bytes // max(1, len(block)))
+    done = 0
+    while done < len(block):
+        stop = min(len(block), done + max(1, (limit - used) // each))
+        used += (stop - done) * each
+        full = used + each > limit
+        yield range(done, stop), full
+        used, done = 0 if full else used, stop
 
 
 class SegmentWriter:
