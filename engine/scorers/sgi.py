@@ -14,6 +14,7 @@ from engine.features import ImageFeatures, Needs, RegionPlan, TextFeatures
 from engine.heads.window_head import WindowHead
 from engine.ops.max_sim import max_sim, max_sim_pairs
 from engine.scorers.base import Match, Scorer, caption
+from engine.scorers.late import LateQueries
 from engine.scorers.window_regions import window_head
 
 Negation = Literal["ignore", "subtract", "keep"]
@@ -145,6 +146,14 @@ class SGI(Scorer):
             similarity = segments[row].float() @ images.regions[row].float().T
             scores.append(_assigned(similarity, weights[row], _row(images.region_mask, row)))
         return torch.tensor(scores, dtype=torch.float32, device=segments.device)
+
+    def late_queries(self, texts: TextFeatures) -> LateQueries | None:
+        """The segments with their weights; None under exclusive assignment, which looks at all regions at once."""
+        if self.exclusive:
+            return None
+        if texts.segments is None:
+            raise ValueError(f"{self.name}: needs text segments; encode the texts with scorer={self.name!r}")
+        return LateQueries("windows", *self._segments(texts))
 
     def matches(self, images: ImageFeatures, texts: TextFeatures) -> list[Match]:
         """Every segment with its region; segments that do not count have weight 0."""

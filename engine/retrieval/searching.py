@@ -1,0 +1,137 @@
+"""A search from queries to hits: scanned exactly, or candidates first and the scorer on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from engine.retrieval.explaining import alignment
+from engine.retrieval.queries import Asked
+from engine.retrieval.results import Hit
+from engine.retrieval.scan import Asking, BestRows, Found, scan, score_rows
+from engine.retrieval.snapshot import Snapshot
+from engine.retrieval.stored import features_of
+from engine.scorers.late import LateQueries
+
+# Rows turned back into features at a time, for scorers that must see both sides.
+FEATURE_ROWS = 1024
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a search goes.
+
+    Attributes:
+        k: hits wanted.
+        candidates: rows of stage one that the scorer looks at; None for all rows.
+        allowed: bool `(snapshot.rows,)`, rows that may be found, or None.
+        explain: whether hits say what found what.
+    """
+
+    k: int
+    candidates: int | None = None
+    allowed: np.ndarray | None = None
+    explain: bool = False
+
+
+def search(snapshot: Snapshot, asked: Asked, plan: Plan) -> list[list[Hit]]:
+    """Hits of each query, best first.
+
+    Raises:
+        ValueError: the index does not keep what the scorer reads; a query or a score that is not finite.
+        IndexDamaged: what was read is not what was written.
+    """
+    # One more than is shown: the last hit has a margin too.
+    wanted = plan.k + 1
+    if plan.candidates is None:
+        found = _scanned(snapshot, asked, wanted, plan.allowed)
+        ranks: list[dict[int, int]] = [{} for _ in found]
+    else:
+        rows = candidates(snapshot, asked, max(plan.candidates, wanted), plan.allowed)
+        found = [_reranked(snapshot, asked, query, own, wanted) for query, own in enumerate(rows)]
+        ranks = [{int(row): rank for rank, row in enumerate(own)} for own in rows]
+    return [_hits(snapshot, asked, query, one, ranks[query], plan) for query, one in enumerate(found)]
+
+
+def candidates(snapshot: Snapshot, asked: Asked, count: int, allowed: np.ndarray | None) -> list[np.ndarray]:
+    """Rows of stage one for each query, best first: the nearest global embeddings, all of them looked at."""
+    weights = torch.ones(len(asked), 1)
+    asking = Asking(LateQueries("global", asked.embedding[:, None], weights), snapshot.manifest.store)
+    return [found.rows for found in scan(snapshot, asking, count, allowed=allowed)]
+
+
+def _late(snapshot: Snapshot, asked: Asked) -> Asking | None:
+    """Queries for the scan, where the vectors they ask are kept and scored as the scorer would."""
+    late, manifest = asked.late, snapshot.manifest
+    if late is None:
+        return None
+    if late.kind != "global":
+        snapshot.need(late.kind)
+    return Asking(late, manifest.store)
+
+
+def _scanned(snapshot: Snapshot, asked: Asked, k: int, allowed: np.ndarray | None) -> list[Found]:
+    asking = _late(snapshot, asked)
+    if asking is not None:
+        return scan(snapshot, asking, k, allowed=allowed)
+    best = [BestRows(k) for _ in range(len(asked))]
+    keep = snapshot.alive if allowed is None else snapshot.alive & allowed
+    rows = keep.nonzero()[0]
+    for first in range(0, len(rows), FEATURE_ROWS):
+        own = rows[first : first + FEATURE_ROWS]
+        scores = _by_scorer(snapshot, asked, own)
+        for query, one in enumerate(best):
+            one.take(scores[query], own, None)
+    return [one.found() for one in best]
+
+
+def _reranked(snapshot: Snapshot, asked: Asked, query: int, rows: np.ndarray, k: int) -> Found:
+    one = _only(asked, query)
+    # Ascending: of equal scores the row inserted first stands first.
+    rows = np.sort(rows)
+    asking = _late(snapshot, one)
+    best = BestRows(k)
+    if len(rows):
+        scores = _by_scorer(snapshot, one, rows) if asking is None else score_rows(snapshot, asking, rows)
+        best.take(scores[0], rows, None)
+    return best.found()
+
+
+def _only(asked: Asked, query: int) -> Asked:
+    """The one query alone."""
+    late = asked.late
+    return replace(
+        asked,
+        texts=None if asked.texts is None else asked.texts[query],
+        images=None if asked.images is None else asked.images[query],
+        late=None if late is None else replace(
+            late, vectors=late.vectors[query : query + 1], weights=late.weights[query : query + 1]
+        ),
+    )  # fmt: skip
+
+
+def _by_scorer(snapshot: Snapshot, asked: Asked, rows: np.ndarray) -> np.ndarray:
+    """Scores `(queries, rows)` by the scorer itself, over features made of what is kept."""
+    assert asked.texts is not None  # pictures ask by vectors
+    images = features_of(snapshot, rows)
+    asked.scorer.check(images, asked.texts)
+    with torch.no_grad():
+        scores = asked.scorer.matrix(images, asked.texts)
+    if not bool(scores.isfinite().all()):
+        raise ValueError(f"{asked.scorer.name}: scores must be finite, got NaN or an infinity; check the queries")
+    return np.ascontiguousarray(scores.cpu().numpy().T)
+
+
+def _hits(
+    snapshot: Snapshot, asked: Asked, query: int, found: Found, ranks: dict[int, int], plan: Plan
+) -> list[Hit]:
+    shown = found.rows[: plan.k]
+    hits = []
+    for place, (row, name) in enumerate(zip(shown.tolist(), snapshot.ids(shown), strict=True)):
+        score = float(found.scores[place])
+        margin = score - float(found.scores[place + 1]) if place + 1 < len(found.scores) else None
+        matches = alignment(snapshot, _only(asked, query), row) if plan.explain else None
+        hits.append(Hit(name, score, margin, ranks.get(row), matches))
+    return hits
