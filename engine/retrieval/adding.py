@@ -24,7 +24,7 @@ from engine.retrieval.storage import Change
 
 Existing = Literal["refuse", "skip", "replace"]
 # Rows of features that are packed at a time.
-FEATURE_ROWS = 2048
+FEATURE_ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,6 @@ class Adder:
         self._existing, self._stop, self._batch_size = existing, stop, batch_size
         self._needs = recipe.needs()
         self._writer: SegmentWriter | None = None
-        self._name = ""
         self._whole = True
         # Rows that go when the segment is committed, and where ids of the segment stand in it.
         self._going: list[int] = []
@@ -225,12 +224,8 @@ class Adder:
         if self._writer is not None and self._writer.rows:
             # Whatever happens from here on, this segment is not tried again.
             writer, self._writer = self._writer, None
-            try:
-                entry = writer.finish(self._name)
-                self._change.commit(added=[entry], deleted=self._going, schema=encoded_schema(self._schema))
-            except BaseException:
-                writer.abandon()
-                raise
+            entry = writer.finish()
+            self._change.commit(added=[entry], deleted=self._going, schema=encoded_schema(self._schema))
             self._added += writer.rows
             self._going, self._places = [], {}
         return AddReport(self._added, self._replaced, self._skipped, tuple(self.failures))
@@ -285,8 +280,7 @@ class Adder:
     def _append(self, block: RowBlock, replaces: np.ndarray) -> None:
         schema = joined_schema(self._schema, block.metadata)
         if self._writer is None:
-            self._name, folder = self._change.segment_folder()
-            self._writer = SegmentWriter(folder, self._recipe.kinds, {})
+            self._writer = SegmentWriter(self._change.segment_folder(), self._recipe.kinds, {})
         self._whole = False
         self._writer.append(block)
         self._schema = schema

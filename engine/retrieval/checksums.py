@@ -89,6 +89,17 @@ class MappedFile:
         for block in (~self._checked[blocks]).nonzero()[0] + blocks.start:
             self._check_block(int(block))
 
+    def check_ranges(self, first: np.ndarray, last: np.ndarray) -> None:
+        """Check the blocks that any of the bytes [first[i], last[i]) lie in, unless they were checked before."""
+        if self._checked.all():
+            return
+        wanted = np.zeros(len(self._sums) + 1, dtype=np.int64)
+        real = first < last
+        np.add.at(wanted, first[real] // BLOCK_BYTES, 1)
+        np.add.at(wanted, -(-last[real] // BLOCK_BYTES), -1)
+        for block in ((wanted[:-1].cumsum() > 0) & ~self._checked).nonzero()[0]:
+            self._check_block(int(block))
+
     def faults(self) -> Iterator[str]:
         """A sentence for each block that is not what was written; looks at all of them again."""
         for block in range(len(self._sums)):

@@ -57,20 +57,19 @@ def _rewritten(change: Change, pieces: Sequence[Piece]) -> list[SegmentEntry]:
     snapshot = change.snapshot
     done: list[SegmentEntry] = []
     writer: SegmentWriter | None = None
-    name = ""
     try:
         for piece in pieces:
             rows = piece.alive.nonzero()[0]
             for first in range(0, len(rows), COPY_ROWS):
                 if writer is None:
-                    name, folder = change.segment_folder()
-                    writer = SegmentWriter(folder, [kind.name for kind in snapshot.manifest.vectors], {})
+                    kinds = [kind.name for kind in snapshot.manifest.vectors]
+                    writer = SegmentWriter(change.segment_folder(), kinds, {})
                 writer.append(_copied(piece, rows[first : first + COPY_ROWS], snapshot))
                 if writer.size_bytes >= snapshot.manifest.segment_bytes:
-                    done.append(writer.finish(name))
+                    done.append(writer.finish())
                     writer = None
         if writer is not None:
-            done.append(writer.finish(name))
+            done.append(writer.finish())
     except BaseException:
         if writer is not None:
             writer.abandon()

@@ -139,11 +139,13 @@ class Index:
 
         Raises ValueError when the model of that name is not the one that made the index.
         """
-        with self._loading:
-            if self._engine is None:
-                self._take(load(self.snapshot.manifest.model))
-            assert self._engine is not None
-            return self._engine
+        # Without the lock where it can be: in a forked child a lock may stay held for ever.
+        if self._engine is None:
+            with self._loading:
+                if self._engine is None:
+                    self._take(load(self.snapshot.manifest.model))
+        assert self._engine is not None
+        return self._engine
 
     def __len__(self) -> int:
         return len(self.snapshot)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -120,8 +121,18 @@ class SegmentWriter:
         self._metadata.append(len(block.ids) if block.metadata is None else block.metadata)
         self.rows += len(block.ids)
 
-    def finish(self, name: str) -> SegmentEntry:
-        """Write what was held, flush everything; the folder is whole then. Call once, with a row at least."""
+    def finish(self) -> SegmentEntry:
+        """Write what was held, flush everything; the folder is whole then. Call once, with a row at least.
+
+        After an error nothing is left of the segment.
+        """
+        try:
+            return self._finished()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _finished(self) -> SegmentEntry:
         arrays: dict[str, Tensor] = {n: torch.from_numpy(a.copy()) for n, a in packed(self._ids).items()}
         for section, parts in self._held.items():
             kind, _, what = section.partition(".")
@@ -154,12 +165,13 @@ class SegmentWriter:
         with _Stream(self.folder / "segment.json") as stream:
             stream.write(torch.frombuffer(bytearray(data), dtype=torch.uint8))
         flush_folder(self.folder)
-        return SegmentEntry(name, self.rows, len(data), zlib.crc32(data))
+        return SegmentEntry(self.folder.name, self.rows, len(data), zlib.crc32(data))
 
     def abandon(self) -> None:
-        """Close the files without writing more; what is there is rubbish."""
+        """Delete what was written."""
         for stream in self._codes.values():
             stream.drop()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _hold(self, section: str, values: Tensor) -> None:
         # A copy: a view would keep all it was cut from.
@@ -286,8 +298,7 @@ class Segment:
         width = codes.shape[1] * codes.element_size()
         file = self.files[f"{kind}.codes"]
         first, last = bounds[rows], bounds[rows + 1]
-        for begin, end in zip(first.tolist(), last.tolist(), strict=True):
-            file.check(begin * width, end * width)
+        file.check_ranges(first * width, last * width)
         places = self.places(kind, rows)
         scales = self.section(f"{kind}.scales")[places] if self.has(f"{kind}.scales") else None
         return PackedVectors(codes[places], scales, bounds_of(last - first))

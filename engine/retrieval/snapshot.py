@@ -65,6 +65,16 @@ class Snapshot:
             for segment, first, rows in zip(segments, self._first, deleted, strict=False)
         )
 
+    def without(self, rows: Sequence[int] | np.ndarray) -> Snapshot:
+        """The same with rows deleted; what is not touched is shared."""
+        deleted = {id(piece): piece.alive for piece in self.pieces}
+        for piece, _, own in self._by_piece(rows):
+            alive = piece.alive.copy()
+            alive[own] = False
+            deleted[id(piece)] = alive
+        segments = [piece.segment for piece in self.pieces]
+        return Snapshot(self.folder, self.manifest, segments, [~alive for alive in deleted.values()], self.extras)
+
     def __len__(self) -> int:
         """Rows that are not deleted."""
         return sum(int(piece.alive.sum()) for piece in self.pieces)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -45,6 +46,8 @@ from engine.retrieval.writer_lock import writing
 
 # How often a reader begins anew because a commit came between its manifest and its files.
 ATTEMPTS = 20
+# A delete is one small write; how often and how long a reader that saw half of it waits.
+SLOT_ATTEMPTS, SLOT_WAIT_S = 3, 0.01
 
 
 class Storage:
@@ -88,10 +91,18 @@ class Storage:
             manifests.write(path, replace(first, deleted=name, deleted_crc32=crc))
         return cls(path)
 
-    def refresh(self) -> Snapshot:
-        """Read the newest commit, and make it the one that is answered from."""
+    def refresh(self, *, deleted: Sequence[int] | np.ndarray | None = None) -> Snapshot:
+        """Read the newest commit, and make it the one that is answered from.
+
+        `deleted` are the rows of the one slot that this object has just filled: nothing else is read then.
+        """
         with self._lock:
-            self.snapshot = self._read(self.snapshot)
+            if deleted is None:
+                self.snapshot = self._read(self.snapshot)
+            else:
+                self._held = self._held[0], (self.folder / self.snapshot.manifest.deleted).read_bytes()
+                self._used += 1
+                self.snapshot = self.snapshot.without(deleted)
             return self.snapshot
 
     @contextmanager
@@ -109,19 +120,22 @@ class Storage:
     def _read(self, before: Snapshot | None) -> Snapshot:
         """The newest commit; segments of `before` that are still there are kept open."""
         for attempt in range(ATTEMPTS):
+            data = manifests.read_bytes(self.folder)
+            last = attempt + 1 == ATTEMPTS
             try:
-                return self._read_once(before)
+                return self._read_files(data, before)
             except FileNotFoundError as error:
-                # A commit may have come between manifest and files. One that came did change the manifest.
-                if attempt + 1 == ATTEMPTS or manifests.read_bytes(self.folder) == self._trying:
-                    path = str(error.filename or error)
-                    if path.endswith(manifests.MANIFEST) or manifests.MANIFEST in str(error):
-                        raise
-                    raise IndexDamaged(path, "the file is missing") from error
-        raise AssertionError("unreachable")
+                # A commit may have come between manifest and files; then there is another manifest.
+                if last or manifests.read_bytes(self.folder) == data:
+                    raise IndexDamaged(error.filename or self.folder, "the file is missing") from error
+            except IndexDamaged as error:
+                # A slot may have been half written when it was read.
+                if last or not error.path.endswith(".bin") or attempt >= SLOT_ATTEMPTS:
+                    raise
+                time.sleep(SLOT_WAIT_S)
+        raise AssertionError("the last attempt returns or raises")
 
-    def _read_once(self, before: Snapshot | None) -> Snapshot:
-        self._trying = data = manifests.read_bytes(self.folder)
+    def _read_files(self, data: bytes, before: Snapshot | None) -> Snapshot:
         manifest = before.manifest if before is not None and data == self._held[0] else None
         if manifest is not None and (self.folder / manifest.deleted).read_bytes() == self._held[1]:
             assert before is not None
@@ -172,12 +186,12 @@ class Change:
         """The last commit."""
         return self._storage.snapshot
 
-    def segment_folder(self) -> tuple[str, Path]:
-        """Name and folder for the next segment, not there yet."""
+    def segment_folder(self) -> Path:
+        """The folder for the next segment, not there yet."""
         taken = self.snapshot.manifest.next_segment
         while (folder := self._storage.folder / "segments" / f"{taken:06d}").exists():
             taken += 1
-        return folder.name, folder
+        return folder
 
     def commit(
         self,
@@ -205,7 +219,7 @@ class Change:
         if len(rows) > SLOT_ROWS or storage._used >= SLOTS:
             return self.commit(deleted=rows)
         append_tombstones(storage.folder / self.snapshot.manifest.deleted, storage._used, rows)
-        return storage.refresh()
+        return storage.refresh(deleted=rows)
 
     def replace_segments(self, segments: Sequence[SegmentEntry], deleted: Sequence[np.ndarray]) -> Snapshot:
         """Commit that these are all segments. Rows get other numbers, so that extras go."""
