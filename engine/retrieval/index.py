@@ -17,7 +17,10 @@ from engine.encoders.sources import OnError, report_failures
 from engine.engine import Engine, load
 from engine.features import Needs
 from engine.retrieval.adding import Adder, Existing, Images, batches_of
+from engine.retrieval.ann import check_ann
+from engine.retrieval.candidates import keep_up
 from engine.retrieval.compaction import compact
+from engine.retrieval.filters import rows_where
 from engine.retrieval.forks import one_thread_after_fork
 from engine.retrieval.identifiers import check_ids
 from engine.retrieval.manifest import Manifest
@@ -93,6 +96,7 @@ class Index:
         if not isinstance(engine, Engine):
             raise TypeError(f"Index: model must be a name or an Engine, got {type(model).__name__}")
         spec = engine.spec
+        check_ann(ann, spec.embed_dim)
         manifest = Manifest(
             model=spec.name, fingerprint=spec.fingerprint, dim=spec.embed_dim, store=store, ann=ann,
             segment_bytes=segment_bytes, vectors=described(vectors, engine),
@@ -214,6 +218,7 @@ class Index:
                 existing=existing, stop=on_error == "raise", batch_size=batch_size,
             )  # fmt: skip
             result = adder.take_all(batches, None if report is None else lambda done: report(done, total))
+            keep_up(change)
         if result.failures:
             report_failures(result.failures, on_error, result.added + len(result.failures))
         return result
@@ -291,8 +296,6 @@ class Index:
         _check_count("k", k)
         if candidates is not None and candidates != "auto":
             _check_count("candidates", candidates)
-        if where is not None:
-            raise ValueError(f"Index: where must be None, conditions are not known yet, got {where!r}")
         snapshot = self.snapshot
         recipe = Recipe(snapshot.manifest)
         chosen = recipe.scorer(scorer)
@@ -301,7 +304,8 @@ class Index:
             candidates = None if len(snapshot) <= EXACT_ROWS else CANDIDATES
         with one_thread_after_fork():
             asking = asked(queries, chosen, recipe, lambda: self.engine)
-            return search(snapshot, asking, Plan(k, candidates, None, explain))
+            allowed = None if where is None else rows_where(snapshot, where)
+            return search(snapshot, asking, Plan(k, candidates, allowed, explain))
 
     def compact(self) -> int:
         """Free the space of deleted images and join small segments; returns how many bytes that gave.
@@ -315,6 +319,7 @@ class Index:
         before = self.stats().size_bytes
         with one_thread_after_fork(), self._storage.change() as change:
             compact(change)
+            keep_up(change)
         return before - self.stats().size_bytes
 
     def verify(self) -> list[str]:

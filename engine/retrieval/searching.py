@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from engine.retrieval.candidates import find_candidates
 from engine.retrieval.explaining import alignment
 from engine.retrieval.queries import Asked
 from engine.retrieval.results import Hit
 from engine.retrieval.scan import Asking, BestRows, Found, scan, score_rows
 from engine.retrieval.snapshot import Snapshot
 from engine.retrieval.stored import features_of
-from engine.scorers.late import LateQueries
 
 # Rows turned back into features at a time, for scorers that must see both sides.
 FEATURE_ROWS = 1024
@@ -49,17 +49,10 @@ def search(snapshot: Snapshot, asked: Asked, plan: Plan) -> list[list[Hit]]:
         found = _scanned(snapshot, asked, wanted, plan.allowed)
         ranks: list[dict[int, int]] = [{} for _ in found]
     else:
-        rows = candidates(snapshot, asked, max(plan.candidates, wanted), plan.allowed)
+        rows = find_candidates(snapshot, asked, max(plan.candidates, wanted), plan.allowed)
         found = [_reranked(snapshot, asked, query, own, wanted) for query, own in enumerate(rows)]
         ranks = [{int(row): rank for rank, row in enumerate(own)} for own in rows]
     return [_hits(snapshot, asked, query, one, ranks[query], plan) for query, one in enumerate(found)]
-
-
-def candidates(snapshot: Snapshot, asked: Asked, count: int, allowed: np.ndarray | None) -> list[np.ndarray]:
-    """Rows of stage one for each query, best first: the nearest global embeddings, all of them looked at."""
-    weights = torch.ones(len(asked), 1)
-    asking = Asking(LateQueries("global", asked.embedding[:, None], weights), snapshot.manifest.store)
-    return [found.rows for found in scan(snapshot, asking, count, allowed=allowed)]
 
 
 def _late(snapshot: Snapshot, asked: Asked) -> Asking | None:
