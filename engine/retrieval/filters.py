@@ -139,10 +139,7 @@ def rows_where(snapshot: Snapshot, where: str) -> np.ndarray:
 def _tree(where: str) -> dict[str, Any]:
     """The parsed expression. Raises ValueError for what is not exactly one."""
     with _database() as database:
-        row = database.execute("SELECT json_serialize_sql(?)", [_FRAME.format(where)]).fetchone()
-        frame = json.loads(database.execute("SELECT json_serialize_sql(?)", [_FRAME.format("true")]).fetchone()[0])
-    assert row is not None
-    found = json.loads(row[0])
+        found, frame = _parsed(database, where), _parsed(database, "true")
     if found["error"]:
         raise ValueError(f"where: must be one SQL condition, got {where!r} ({_first_line(found['error_message'])})")
     statements = found["statements"]
@@ -154,6 +151,13 @@ def _tree(where: str) -> dict[str, Any]:
     ):
         raise ValueError(f"where: must be one SQL condition and nothing else, got {where!r}")
     return expression[0]
+
+
+def _parsed(database: duckdb.DuckDBPyConnection, where: str) -> dict[str, Any]:
+    row = database.execute("SELECT json_serialize_sql(?)", [_FRAME.format(where)]).fetchone()
+    assert row is not None
+    found: dict[str, Any] = json.loads(row[0])
+    return found
 
 
 def _check(node: dict[str, Any]) -> None:
