@@ -61,7 +61,8 @@ def test_conditions_mean_what_they_say(where: str):
 @settings(max_examples=12)
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from("abc")), max_size=20), st.integers(0, 5))
 def test_rows_keep_their_order(rows: list[tuple[int, str]], least: int):
-    table = pa.table({"n": pa.array([n for n, _ in rows], pa.int64()), "s": pa.array([s for _, s in rows], pa.string())})
+    numbers, words = pa.array([n for n, _ in rows], pa.int64()), pa.array([s for _, s in rows], pa.string())
+    table = pa.table({"n": numbers, "s": words})
     found = Filter.parse(f"n >= {least} and s <> 'b'", table.column_names).mask(table)
     assert found.tolist() == [n >= least and s != "b" for n, s in rows]
 
@@ -183,7 +184,8 @@ def test_an_index_knows_ids_and_rows_without_metadata(tmp_path: Path):
     assert rows_where(index.snapshot, "n is null and s is null").nonzero()[0].tolist() == [0, 1, 5]
     query = ImageFeatures(vectors[3:4])
     assert [hit.id for hit in index.search(query, scorer="global", where="n >= 2")[0]] == ["e"]
-    assert {hit.id for hit in index.search(query, scorer="global", where="id in ('a', 'c') or s = 'x'")[0]} == set("ace")
+    found = index.search(query, scorer="global", where="id in ('a', 'c') or s = 'x'")[0]
+    assert {hit.id for hit in found} == set("ace")
     assert index.search(query, scorer="global", where="false") == [[]]
     with pytest.raises(ValueError, match="there is no column 'm', the metadata has id, n, s"):
         index.search(query, scorer="global", where="m = 1")

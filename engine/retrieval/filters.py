@@ -38,7 +38,10 @@ FUNCTIONS = frozenset(
 )
 # Kinds of expression that look at one row and nothing else.
 _PLAIN = frozenset(
-    {"COLUMN_REF", "CONSTANT", "COMPARISON", "CONJUNCTION", "OPERATOR", "FUNCTION", "CAST", "TYPE", "CASE", "BETWEEN", "COLLATE"}
+    {
+        *("COLUMN_REF", "CONSTANT", "COMPARISON", "CONJUNCTION", "OPERATOR", "FUNCTION"),
+        *("CAST", "TYPE", "CASE", "BETWEEN", "COLLATE"),
+    }
 )
 _REFUSED = {
     "SUBQUERY": "a query inside it", "WINDOW": "a window function", "STAR": "*", "PARAMETER": "a parameter (?)",
