@@ -41,6 +41,7 @@ COMMANDS = {
     "models": Place("commands", "Models", "List the encoders and what each of them offers, or look at one."),
     "train": Place("training", "Train", "Train the embedded model from scratch."),
     "diagnose": Place("layers", "Diagnose", "Say what each layer of a text tower tells apart."),
+    "results": Place("results", "Results", "Measure the committed model and heads for RESULTS.md."),
     "doctor": Place("commands", "Doctor", "Say what this installation can do here, and how to get the rest."),
 }
 

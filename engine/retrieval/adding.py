@@ -19,7 +19,7 @@ from engine.retrieval.identifiers import check_ids
 from engine.retrieval.metadata import Metadata, as_table, encoded_schema, joined_schema
 from engine.retrieval.recipe import Recipe
 from engine.retrieval.results import AddReport
-from engine.retrieval.segment import RowBlock, SegmentWriter
+from engine.retrieval.segment_writer import RowBlock, SegmentWriter, cut
 from engine.retrieval.storage import Change
 
 Existing = Literal["refuse", "skip", "replace"]
@@ -278,6 +278,14 @@ class Adder:
                 yield np.array([numbers[name] for name in features.ids]), features
 
     def _append(self, block: RowBlock, replaces: np.ndarray) -> None:
+        """Write rows, as many into each segment as there is room for."""
+        used = 0 if self._writer is None else self._writer.size_bytes
+        for rows, full in cut(block, used, self._recipe.manifest.segment_bytes):
+            self._write(block.part(rows.start, rows.stop), replaces[rows.start : rows.stop])
+            if full:
+                self.commit()
+
+    def _write(self, block: RowBlock, replaces: np.ndarray) -> None:
         schema = joined_schema(self._schema, block.metadata)
         if self._writer is None:
             self._writer = SegmentWriter(self._change.segment_folder(), self._recipe.kinds, {})
@@ -290,5 +298,3 @@ class Adder:
         self._going += going
         self._replaced += len(going)
         self._whole = True
-        if self._writer.size_bytes >= self._recipe.manifest.segment_bytes:
-            self.commit()

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import numpy as np
 import pyarrow as pa
 
 from engine.retrieval.manifest import SegmentEntry
 from engine.retrieval.metadata import filled
-from engine.retrieval.segment import RowBlock, SegmentWriter
+from engine.retrieval.segment_writer import RowBlock, SegmentWriter, cut
 from engine.retrieval.snapshot import Piece, Snapshot
 from engine.retrieval.storage import Change
 
 # Rows copied at a time.
-COPY_ROWS = 4096
+COPY_ROWS = 1024
 # A segment without deleted rows that is at least this full stays as it is.
 FULL = 0.5
 
@@ -27,54 +28,57 @@ def compact(change: Change) -> Snapshot:
         OSError: the disk is full; the index stays as it was.
     """
     snapshot = change.snapshot
-    if not any(_wants(piece, snapshot) for piece in snapshot.pieces):
+    grouped = groupby(snapshot.pieces, key=lambda piece: _wants(piece, snapshot))
+    runs = [(wanted, list(pieces)) for wanted, pieces in grouped]
+    runs = [(wanted and _is_worth(run, snapshot), run) for wanted, run in runs]
+    if not any(worth for worth, _ in runs):
         return snapshot
     segments: list[SegmentEntry] = []
-    run: list[Piece] = []
-    for piece in snapshot.pieces:
-        if _wants(piece, snapshot):
-            run.append(piece)
-            continue
-        segments += _rewritten(change, run)
-        run = []
-        segments.append(piece.segment.entry)
-    segments += _rewritten(change, run)
+    for worth, run in runs:
+        segments += _rewritten(change, run) if worth else [piece.segment.entry for piece in run]
     return change.replace_segments(segments, [np.zeros(entry.rows, dtype=bool) for entry in segments])
 
 
 def _wants(piece: Piece, snapshot: Snapshot) -> bool:
-    return not piece.alive.all() or (
-        len(snapshot.pieces) > 1 and _size(piece) < FULL * snapshot.manifest.segment_bytes
-    )
+    return not piece.alive.all() or piece.segment.size_bytes < FULL * snapshot.manifest.segment_bytes
 
 
-def _size(piece: Piece) -> int:
-    return sum(len(file.data) for file in piece.segment.files.values())
+def _is_worth(run: Sequence[Piece], snapshot: Snapshot) -> bool:
+    """Whether writing neighbours anew frees rows or makes them fewer."""
+    size = sum(piece.segment.size_bytes for piece in run)
+    return not all(piece.alive.all() for piece in run) or -(-size // snapshot.manifest.segment_bytes) < len(run)
 
 
 def _rewritten(change: Change, pieces: Sequence[Piece]) -> list[SegmentEntry]:
     """The rows of neighbouring segments that are not deleted, in segments of full size."""
-    snapshot = change.snapshot
+    manifest = change.snapshot.manifest
     done: list[SegmentEntry] = []
     writer: SegmentWriter | None = None
     try:
-        for piece in pieces:
-            rows = piece.alive.nonzero()[0]
-            for first in range(0, len(rows), COPY_ROWS):
+        for block in _blocks(pieces, change.snapshot):
+            used = 0 if writer is None else writer.size_bytes
+            for rows, full in cut(block, used, manifest.segment_bytes):
                 if writer is None:
-                    kinds = [kind.name for kind in snapshot.manifest.vectors]
-                    writer = SegmentWriter(change.segment_folder(), kinds, {})
-                writer.append(_copied(piece, rows[first : first + COPY_ROWS], snapshot))
-                if writer.size_bytes >= snapshot.manifest.segment_bytes:
-                    done.append(writer.finish())
-                    writer = None
+                    writer = SegmentWriter(change.segment_folder(), [kind.name for kind in manifest.vectors], {})
+                writer.append(block.part(rows.start, rows.stop))
+                if full:
+                    finished, writer = writer, None
+                    done.append(finished.finish())
         if writer is not None:
-            done.append(writer.finish())
+            finished, writer = writer, None
+            done.append(finished.finish())
     except BaseException:
         if writer is not None:
             writer.abandon()
         raise
     return done
+
+
+def _blocks(pieces: Sequence[Piece], snapshot: Snapshot) -> Iterator[RowBlock]:
+    for piece in pieces:
+        rows = piece.alive.nonzero()[0]
+        for first in range(0, len(rows), COPY_ROWS):
+            yield _copied(piece, rows[first : first + COPY_ROWS], snapshot)
 
 
 def _copied(piece: Piece, rows: np.ndarray, snapshot: Snapshot) -> RowBlock:

@@ -19,7 +19,8 @@ from engine.heads.base import Head
 from engine.heads.max_sim_head import MaxSimHead
 from engine.ops.quantize import quantize
 from engine.retrieval.manifest import KINDS, Manifest, VectorKind
-from engine.retrieval.segment import PackedVectors, RowBlock
+from engine.retrieval.segment import PackedVectors
+from engine.retrieval.segment_writer import RowBlock
 from engine.scorers.base import Scorer
 from engine.scorers.max_sim import MaxSim
 from engine.scorers.max_sim_head import MaxSimHeadScorer

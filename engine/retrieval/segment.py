@@ -11,11 +11,9 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
+import math
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -27,18 +25,16 @@ import torch
 from pyarrow import parquet
 from torch import Tensor
 
-from engine.atomic_files import flush_folder
 from engine.reference.quantize import QuantizedTokens
-from engine.retrieval.checksums import BlockSums, MappedFile
+from engine.retrieval.checksums import MappedFile
 from engine.retrieval.errors import IndexDamaged
-from engine.retrieval.identifiers import Identifiers, packed
+from engine.retrieval.identifiers import Identifiers
 from engine.retrieval.manifest import SegmentEntry
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (torch.uint8, torch.int8, torch.int32, torch.int64, torch.uint64, torch.float32, torch.bfloat16)
 }
-ALIGNMENT = 64
 
 
 class PackedVectors(NamedTuple):
@@ -55,186 +51,6 @@ class PackedVectors(NamedTuple):
     def tokens(self) -> Tensor | QuantizedTokens:
         """The vectors as ops take them."""
         return self.vectors if self.scales is None else QuantizedTokens(self.vectors, self.scales)
-
-
-@dataclass(frozen=True)
-class RowBlock:
-    """Rows on their way into a segment.
-
-    Attributes:
-        ids: one for each row.
-        embedding: global embeddings `(n, D)` float32.
-        vectors: of each kind the vectors of all rows.
-        arrays: int32 tensors by name: `sizes` `(n, 2)`, `views` `(n, 4)`, `grids` `(n, 2)`, and of windows `boxes`
-            `(total, 4)`; 0 where not known.
-        metadata: n rows, or None.
-    """
-
-    ids: list[str]
-    embedding: Tensor
-    vectors: Mapping[str, PackedVectors]
-    arrays: Mapping[str, Tensor]
-    metadata: pa.Table | None = None
-
-
-class SegmentWriter:
-    """Writes a segment into a folder of its own, vectors as they come; the rest is held until `finish`.
-
-    Args:
-        folder: made by this; must not be there.
-        kinds: names of the kinds of vectors.
-        facts: the same for all rows; JSON.
-
-    Raises OSError when the disk is full or the folder cannot be written.
-    """
-
-    def __init__(self, folder: Path, kinds: Sequence[str], facts: Mapping[str, Any]) -> None:
-        folder.mkdir(parents=True)
-        self.folder = folder
-        self.rows = 0
-        self._facts = dict(facts)
-        self._ids: list[str] = []
-        self._held: dict[str, list[Tensor]] = {}
-        self._metadata: list[pa.Table | int] = []
-        self._codes = {kind: _Stream(folder / f"{kind}.codes") for kind in kinds}
-        self._widths: dict[str, tuple[torch.dtype, int]] = {}
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the vectors and embeddings so far."""
-        held = sum(part.numel() * part.element_size() for parts in self._held.values() for part in parts)
-        return held + sum(stream.sums.size for stream in self._codes.values())
-
-    def append(self, block: RowBlock) -> None:
-        """Add rows at the end."""
-        self._ids += block.ids
-        self._hold("global", block.embedding)
-        for kind, stream in self._codes.items():
-            vectors, scales, bounds = block.vectors[kind]
-            stream.write(vectors)
-            self._widths[kind] = vectors.dtype, vectors.shape[1]
-            self._hold(f"{kind}.lengths", bounds.diff())
-            if scales is not None:
-                self._hold(f"{kind}.scales", scales)
-        for name, values in block.arrays.items():
-            self._hold(name, values)
-        self._metadata.append(len(block.ids) if block.metadata is None else block.metadata)
-        self.rows += len(block.ids)
-
-    def finish(self) -> SegmentEntry:
-        """Write what was held, flush everything; the folder is whole then. Call once, with a row at least.
-
-        After an error nothing is left of the segment.
-        """
-        try:
-            return self._finished()
-        except BaseException:
-            self.abandon()
-            raise
-
-    def _finished(self) -> SegmentEntry:
-        arrays: dict[str, Tensor] = {n: torch.from_numpy(a.copy()) for n, a in packed(self._ids).items()}
-        for section, parts in self._held.items():
-            kind, _, what = section.partition(".")
-            whole = torch.cat(parts)
-            if what == "lengths":
-                bounds = torch.zeros(self.rows + 1, dtype=torch.int64)
-                torch.cumsum(whole, 0, out=bounds[1:])
-                section, whole = f"{kind}.cu_seqlens", bounds
-            arrays[section] = whole
-        sections, streams = {}, {}
-        streams["rows.bin"] = rows = _Stream(self.folder / "rows.bin")
-        for section, whole in arrays.items():
-            rows.pad(ALIGNMENT)
-            sections[section] = _entry("rows.bin", whole.dtype, whole.shape, rows.sums.size)
-            rows.write(whole)
-        for kind, stream in self._codes.items():
-            streams[f"{kind}.codes"] = stream
-            dtype, dim = self._widths[kind]
-            total = stream.sums.size // (dim * dtype.itemsize)
-            sections[f"{kind}.codes"] = _entry(f"{kind}.codes", dtype, (total, dim), 0)
-        table = self._table()
-        if table is not None:
-            streams["metadata.parquet"] = stream = _Stream(self.folder / "metadata.parquet")
-            stream.write_table(table)
-        for stream in streams.values():
-            stream.close()
-        files = {name: {"size": s.sums.size, "crc32": s.sums.all()} for name, s in streams.items()}
-        facts = {"rows": self.rows, "facts": self._facts, "files": files, "sections": sections}
-        data = json.dumps(facts, separators=(",", ":")).encode()
-        with _Stream(self.folder / "segment.json") as stream:
-            stream.write(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        flush_folder(self.folder)
-        return SegmentEntry(self.folder.name, self.rows, len(data), zlib.crc32(data))
-
-    def abandon(self) -> None:
-        """Delete what was written."""
-        for stream in self._codes.values():
-            stream.drop()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _hold(self, section: str, values: Tensor) -> None:
-        # A copy: a view would keep all it was cut from.
-        self._held.setdefault(section, []).append(values.detach().clone())
-
-    def _table(self) -> pa.Table | None:
-        """The metadata of all rows; rows without any hold nulls."""
-        tables = [part for part in self._metadata if isinstance(part, pa.Table)]
-        if not tables:
-            return None
-        schema = pa.unify_schemas([table.schema for table in tables], promote_options="permissive")
-        whole = [
-            pa.table([pa.nulls(part, item.type) for item in schema], schema=schema) if isinstance(part, int) else part
-            for part in self._metadata
-        ]
-        return pa.concat_tables(whole, promote_options="permissive")
-
-
-class _Stream:
-    """A file that is written from front to end, with its checksums, and flushed to the disk when it is closed."""
-
-    def __init__(self, path: Path) -> None:
-        self.sums = BlockSums()
-        self._file = path.open("wb")
-
-    def write(self, values: Tensor) -> None:
-        values = values.detach().cpu().contiguous()
-        if values.numel():
-            data = memoryview(values.view(-1).view(torch.uint8).numpy())
-            self.sums.update(data)
-            self._file.write(data)
-
-    def pad(self, alignment: int) -> None:
-        self.write(torch.zeros(-self.sums.size % alignment, dtype=torch.uint8))
-
-    def write_table(self, table: pa.Table) -> None:
-        sink = pa.BufferOutputStream()
-        parquet.write_table(table, sink)
-        self.write(torch.frombuffer(bytearray(sink.getvalue()), dtype=torch.uint8))
-
-    def close(self) -> None:
-        try:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        finally:
-            self._file.close()
-
-    def drop(self) -> None:
-        try:
-            self._file.close()
-        except OSError:
-            # What could not be written is not wanted any more.
-            self._file = None  # type: ignore[assignment]
-
-    def __enter__(self) -> _Stream:
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self.close()
-
-
-def _entry(file: str, dtype: torch.dtype, shape: Sequence[int], offset: int) -> dict[str, Any]:
-    return {"file": file, "dtype": str(dtype).removeprefix("torch."), "shape": list(shape), "offset": offset}
 
 
 class Segment:
@@ -261,6 +77,12 @@ class Segment:
         self.facts: Mapping[str, Any] = held["facts"]
         self._sections: Mapping[str, Any] = held["sections"]
         self.files = {name: MappedFile(self.folder / name, f["size"], f["crc32"]) for name, f in held["files"].items()}
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of embeddings and vectors, which decide how many rows a segment takes."""
+        counted = [facts for name, facts in self._sections.items() if name == "global" or name.endswith(".codes")]
+        return sum(math.prod(facts["shape"]) * DTYPES[facts["dtype"]].itemsize for facts in counted)
 
     def has(self, section: str) -> bool:
         """Whether there is such a section."""

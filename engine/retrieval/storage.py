@@ -18,7 +18,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -171,15 +171,15 @@ class Storage:
             ("segments", {entry.name for entry in manifest.segments}),
             ("extras", {entry.folder for entry in manifest.extras}),
         ):
-            (self.folder / folder).mkdir(exist_ok=True)
             for path in (self.folder / folder).iterdir():
                 if path.name not in known:
                     shutil.rmtree(path, ignore_errors=True)
-        for path in self.folder.glob("deleted-*.bin"):
-            if path.name != manifest.deleted:
-                path.unlink(missing_ok=True)
-        for path in self.folder.glob(f"{manifests.MANIFEST}.*.part"):
-            path.unlink(missing_ok=True)
+        for pattern in ("deleted-*.bin", f"{manifests.MANIFEST}.*.part"):
+            for path in self.folder.glob(pattern):
+                if path.name != manifest.deleted:
+                    # Who comes next tries again: what was committed is committed.
+                    with suppress(OSError):
+                        path.unlink(missing_ok=True)
 
 
 class Change:
