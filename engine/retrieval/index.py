@@ -27,6 +27,8 @@ from engine.retrieval.manifest import Manifest
 from engine.retrieval.metadata import Metadata
 from engine.retrieval.queries import Queries, asked
 from engine.retrieval.recipe import Recipe, described
+from engine.retrieval.reencoding import CANDIDATES as ENCODED_CANDIDATES
+from engine.retrieval.reencoding import must_encode_again
 from engine.retrieval.results import AddReport, Hit, IndexStats
 from engine.retrieval.searching import Plan, search
 from engine.retrieval.snapshot import Snapshot
@@ -282,7 +284,8 @@ class Index:
             k: hits a query; fewer come back where fewer are there.
             scorer: that ranks, by name (with the options the index was made for) or with options of its own.
             candidates: so many rows are found by their global embeddings first and the scorer looks at them alone;
-                None: it looks at all rows; `"auto"`: at all rows up to `EXACT_ROWS`, beyond at `CANDIDATES`.
+                None: it looks at all rows; `"auto"`: at all rows up to `EXACT_ROWS`, beyond at `CANDIDATES`. A
+                scorer of what is not kept (`tflocal`) has the candidates encoded again from their pictures, fewer.
             where: a condition on the metadata, SQL as in `"year > 2020 and tag = 'cat'"`.
             explain: also say which part of the query found which part of the image.
 
@@ -302,10 +305,12 @@ class Index:
         recipe.check_scorer(chosen)
         if candidates == "auto":
             candidates = None if len(snapshot) <= EXACT_ROWS else CANDIDATES
+            if must_encode_again(chosen, recipe):
+                candidates = ENCODED_CANDIDATES
         with one_thread_after_fork():
             asking = asked(queries, chosen, recipe, lambda: self.engine)
             allowed = None if where is None else rows_where(snapshot, where)
-            return search(snapshot, asking, Plan(k, candidates, allowed, explain))
+            return search(snapshot, asking, Plan(k, candidates, allowed, explain, lambda: self.engine))
 
     def compact(self) -> int:
         """Free the space of deleted images and join small segments; returns how many bytes that gave.
