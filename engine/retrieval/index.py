@@ -197,7 +197,8 @@ class Index:
             existing: what becomes of ids that are there: `"refuse"` (ValueError, before anything is encoded unless
                 images come from an iterator), `"skip"` (not encoded again: how to resume) or `"replace"`.
             batch_size: pictures in one pass of the encoder.
-            on_error: as for `Engine.encode_images`; pictures left out are in the report too.
+            on_error: as for `Engine.encode_images`, a function is called at once; pictures left out are in the report
+                too.
             progress: True shows a bar, a function is called with (images done, images in all, or 0 if not known).
 
         Raises:
@@ -218,10 +219,11 @@ class Index:
             adder = Adder(
                 change, self.recipe, lambda: self.engine,
                 existing=existing, stop=on_error == "raise", batch_size=batch_size,
+                on_failure=on_error if callable(on_error) else None,
             )  # fmt: skip
             result = adder.take_all(batches, None if report is None else lambda done: report(done, total))
             keep_up(change)
-        if result.failures:
+        if result.failures and not callable(on_error):
             report_failures(result.failures, on_error, result.added + len(result.failures))
         return result
 

@@ -30,6 +30,7 @@ from engine.retrieval.adding import Batch
 
 SUFFIXES = frozenset({".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz")
+LIST_SUFFIXES = (".txt", ".lst")
 PATH, CAPTION = "path", "caption"
 # Between the path of a shard and the name of a picture in it.
 INSIDE = "!"
@@ -79,8 +80,10 @@ class Files(Source):
         self.total = len(self._paths)
 
     @classmethod
-    def of_folder(cls, folder: str | os.PathLike[str]) -> Files:
-        """The pictures below a folder in the order of their names; ids are paths from the folder on, with slashes.
+    def of_folder(cls, folder: str | os.PathLike[str], *, prefix: str = "") -> Files:
+        """The pictures below a folder in the order of their names.
+
+        Ids are `prefix` and the path from the folder on, with slashes.
 
         Raises NotADirectoryError for what is no folder, ValueError for one without pictures.
         """
@@ -90,7 +93,7 @@ class Files(Source):
         found = sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
         if not found:
             raise ValueError(f"Files: {root} must hold pictures ({', '.join(sorted(SUFFIXES))}), got none")
-        return cls(found, ids=[path.relative_to(root).as_posix() for path in found])
+        return cls(found, ids=[prefix + path.relative_to(root).as_posix() for path in found])
 
     @classmethod
     def of_list(cls, file: str | os.PathLike[str]) -> Files:
@@ -236,6 +239,31 @@ class Embeddings(Source):
                 f"Embeddings: {described} must have a column {self._id_column!r} for the ids, it has {', '.join(names)}"
             )
         return len(vectors)
+
+
+def source_of(place: str, *, columns: Sequence[str] = (), id_column: str = "image_path") -> Source:
+    """The source that a path looks like: embeddings, a folder of pictures, a tar shard, a list, or one picture file.
+
+    Ids of a folder begin with `place` as it is written, so that those of two folders do not meet.
+
+    Args:
+        columns: of the `.json` in shards.
+        id_column: of embeddings.
+
+    Raises what the sources raise, FileNotFoundError for a path that is not there.
+    """
+    path = Path(place)
+    if (path / "img_emb").is_dir():
+        return Embeddings(path, id_column=id_column)
+    if path.is_dir():
+        return Files.of_folder(path, prefix=path.as_posix().rstrip("/") + "/")
+    if path.name.lower().endswith(SHARD_SUFFIXES):
+        return Shards([path], columns=columns)
+    if path.suffix.lower() in LIST_SUFFIXES:
+        return Files.of_list(path)
+    if not path.exists():
+        raise FileNotFoundError(f"source_of: {path} is not there")
+    return Files([place])
 
 
 def picture_at(path: str) -> Path | bytes:

@@ -28,7 +28,9 @@ def features_of(
 ) -> ImageFeatures:
     """What the index keeps of rows as image features: embeddings, windows and patches, with boxes and sizes.
 
-    `needs` leaves out windows or patches that it does not ask for. Windows and patches are those that codes stand for. Vectors of a head are no part of features.
+    `needs` leaves out windows or patches that it does not ask for.
+
+    Windows and patches are those that codes stand for. Vectors of a head are no part of features.
     """
     manifest, recipe = snapshot.manifest, Recipe(snapshot.manifest)
     parts: dict[str, object] = {
