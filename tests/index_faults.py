@@ -14,7 +14,7 @@ from pathlib import Path
 
 # What changes files, as Python's audit hooks name it; flushing and writing in place are not among them.
 EVENTS = frozenset({"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.truncate"})
-FLUSHES = ("fsync", "fdatasync", "pwrite")
+FLUSHES = ("fsync", "fdatasync", "write")
 
 
 class Steps:
@@ -70,7 +70,7 @@ def watched(steps: Steps) -> Iterator[Steps]:
             path = os.readlink(f"/proc/self/fd/{handle}")
             if path.startswith(steps.folder):
                 steps.reached(name, path)
-            return before[name](handle, *rest) if name == "pwrite" else None
+            return before[name](handle, *rest) if name == "write" else None
 
         return call
 

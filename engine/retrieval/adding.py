@@ -80,7 +80,7 @@ def batches_of(
             sources = as_list(images)  # type: ignore[arg-type]
             if not isinstance(sources[0], Batch | ImageFeatures):
                 return _known(Batch(sources, _as_list(ids), metadata), batch_size)
-            images = iter(sources)  # type: ignore[arg-type]
+            images = iter(sources)
     if metadata is not None:
         raise TypeError("Index: metadata of a stream comes in its batches (engine.retrieval.adding.Batch), got both")
     return _streamed(iter(images), None if ids is None else iter(ids), batch_size), None  # type: ignore[arg-type]

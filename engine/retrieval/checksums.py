@@ -118,7 +118,7 @@ class MappedFile:
 
     def _check_block(self, block: int) -> None:
         data = self.data[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES]
-        if zlib.crc32(data.numpy()) != int(self._sums[block]):
+        if zlib.crc32(data.numpy().data) != int(self._sums[block]):
             raise IndexDamaged(
                 self.path, f"the checksum of bytes {block * BLOCK_BYTES} to {block * BLOCK_BYTES + len(data)} differs"
             )

@@ -77,8 +77,8 @@ class Identifiers:
         found = np.full(len(data), -1, dtype=np.int64)
         first = np.searchsorted(self._hashes, hashes, side="left")
         last = np.searchsorted(self._hashes, hashes, side="right")
-        for place in (first < last).nonzero()[0]:
-            for at in range(first[place], last[place]):
+        for place in (first < last).nonzero()[0].tolist():
+            for at in range(int(first[place]), int(last[place])):
                 row = int(self._rows[at])
                 if self._raw(row) == data[place]:
                     found[place] = row

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from engine.choices import check_choice
+from engine.encoders.base import Progress
 from engine.encoders.inputs import check_batch_size
 from engine.encoders.progress import reporting
 from engine.encoders.sources import OnError, report_failures
@@ -40,8 +41,6 @@ from engine.scorers.base import Scorer
 EXACT_ROWS = 200_000
 # Candidates of stage one beyond that.
 CANDIDATES = 1000
-
-Progress = bool | object
 
 
 class Index:
@@ -181,7 +180,7 @@ class Index:
         existing: Existing = "refuse",
         batch_size: int = 64,
         on_error: OnError = "raise",
-        progress: Progress = False,
+        progress: bool | Progress = False,
     ) -> AddReport:
         """Encode images and add them at the end; full segments are committed as they come.
 
@@ -213,7 +212,7 @@ class Index:
         check_choice("Index", "on_error", "skip" if callable(on_error) else on_error, ("raise", "skip"))
         batches, names = batches_of(images, ids, metadata, batch_size)
         total = 0 if names is None else len(names)
-        with one_thread_after_fork(), self._storage.change() as change, reporting(progress, "images") as report:  # type: ignore[arg-type]
+        with one_thread_after_fork(), self._storage.change() as change, reporting(progress, "images") as report:
             if names is not None and existing == "refuse":
                 self._refuse_known(change.snapshot, names)
             adder = Adder(
@@ -235,7 +234,7 @@ class Index:
         *,
         batch_size: int = 64,
         on_error: OnError = "raise",
-        progress: Progress = False,
+        progress: bool | Progress = False,
     ) -> AddReport:
         """Replace images that are there, each in one commit with its removal; arguments as for `add`.
 

@@ -70,8 +70,8 @@ def asked(queries: Queries, scorer: Scorer, recipe: Recipe, engine: Callable[[],
         if any(texts) and not all(texts):
             raise TypeError("Index: queries must be all texts or all pictures, got both")
         if all(texts):
-            return _of_texts(engine().encode_texts(list(queries), scorer=scorer), scorer)  # type: ignore[arg-type]
-    images = engine().encode_images(queries, scorer=recipe.needs())  # type: ignore[arg-type]
+            return _of_texts(engine().encode_texts(list(queries), scorer=scorer), scorer)
+    images = engine().encode_images(queries, scorer=recipe.needs())
     return _of_images(images, scorer, recipe)
 
 

@@ -221,8 +221,8 @@ class Recipe:
             if absent:
                 raise ValueError(f"Index: needs image layer {absent[0]} for the head, which the features do not hold")
             with torch.no_grad():
-                values = head.encode_images(features)
-            return values, torch.ones(values.shape[:2], dtype=torch.bool)
+                projected = head.encode_images(features)
+            return projected, torch.ones(projected.shape[:2], dtype=torch.bool)
         values = features.regions if kind.name == "windows" else features.patches
         if values is None:
             raise ValueError(

@@ -211,7 +211,7 @@ class _Stream:
     def write(self, values: Tensor) -> None:
         values = values.detach().cpu().contiguous()
         if values.numel():
-            data = memoryview(values.view(-1).view(torch.uint8).numpy())
+            data = values.view(-1).view(torch.uint8).numpy().data
             self.sums.update(data)
             self._file.write(data)
 

@@ -70,7 +70,7 @@ def read_tombstones(path: str | PathLike[str], rows: Sequence[int], crc32: int) 
     return found, used
 
 
-def append_tombstones(path: str | PathLike[str], used: int, rows: Sequence[int]) -> None:
+def append_tombstones(path: str | PathLike[str], used: int, rows: Sequence[int] | np.ndarray) -> None:
     """Fill slot `used` with rows, at most `SLOT_ROWS`, and flush it: one write to the disk.
 
     Raises OSError when it cannot be written.
@@ -78,9 +78,10 @@ def append_tombstones(path: str | PathLike[str], used: int, rows: Sequence[int])
     assert used < SLOTS and 0 < len(rows) <= SLOT_ROWS
     body = np.asarray(rows, dtype="<u4").tobytes()
     slot = _HEAD.pack(used + 1, len(rows), zlib.crc32(struct.pack("<I", len(rows)) + body), 0) + body
-    handle = os.open(path, os.O_RDWR)
+    handle = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
     try:
-        os.pwrite(handle, slot, used * SLOT_BYTES)
+        os.lseek(handle, used * SLOT_BYTES, os.SEEK_SET)
+        os.write(handle, slot)
         # The size stays: nothing but these bytes has to reach the disk.
         getattr(os, "fdatasync", os.fsync)(handle)
     finally:
