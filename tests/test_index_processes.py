@@ -51,7 +51,22 @@ def test_a_forked_child_searches_adds_and_encodes_with_one_thread(tmp_path, two_
             assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 2
 
-    assert in_child(work, timeout_s=30) == 0
+    # A thread that writes while the process is forked is not there in the child, and lets go of nothing.
+    held, go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with index._storage._lock, index._loading:
+            held.set()
+            go.wait(60)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    try:
+        assert held.wait(10)
+        assert in_child(work, timeout_s=30) == 0
+    finally:
+        go.set()
+        holder.join()
     assert not is_forked()
     assert len(index.reload()) == 699 and index.verify() == []
     with one_thread_after_fork():

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
-from threading import Lock
 from typing import Literal, get_args
 
 import numpy as np
@@ -22,7 +21,7 @@ from engine.retrieval.ann import check_ann
 from engine.retrieval.candidates import keep_up
 from engine.retrieval.compaction import compact
 from engine.retrieval.filters import rows_where
-from engine.retrieval.forks import one_thread_after_fork
+from engine.retrieval.forks import OwnLock, one_thread_after_fork
 from engine.retrieval.identifiers import check_ids
 from engine.retrieval.manifest import Manifest
 from engine.retrieval.metadata import Metadata
@@ -63,7 +62,7 @@ class Index:
     def __init__(self, storage: Storage, engine: Engine | None) -> None:
         self._storage = storage
         self._engine = engine
-        self._loading = Lock()
+        self._loading = OwnLock()
 
     @classmethod
     def create(
@@ -144,13 +143,11 @@ class Index:
 
         Raises ValueError when the model of that name is not the one that made the index.
         """
-        # Without the lock where it can be: in a forked child a lock may stay held for ever.
-        if self._engine is None:
-            with self._loading:
-                if self._engine is None:
-                    self._take(load(self.snapshot.manifest.model))
-        assert self._engine is not None
-        return self._engine
+        with self._loading:
+            if self._engine is None:
+                self._take(load(self.snapshot.manifest.model))
+            assert self._engine is not None
+            return self._engine
 
     def __len__(self) -> int:
         return len(self.snapshot)

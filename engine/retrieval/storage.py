@@ -22,7 +22,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from threading import RLock
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -31,6 +30,7 @@ from engine.atomic_files import flush_folder
 from engine.retrieval import manifest as manifests
 from engine.retrieval.checksums import MappedFile, sums_of
 from engine.retrieval.errors import IndexDamaged
+from engine.retrieval.forks import OwnLock
 from engine.retrieval.manifest import ExtraEntry, Manifest, SegmentEntry
 from engine.retrieval.segment import Segment
 from engine.retrieval.snapshot import Extra, Snapshot
@@ -67,7 +67,7 @@ class Storage:
 
     def __init__(self, folder: str | PathLike[str]) -> None:
         self.folder = Path(folder)
-        self._lock = RLock()
+        self._lock = OwnLock()
         self._held: tuple[bytes, bytes] = (b"", b"")
         self._used = 0
         self.snapshot = self._read(None)
