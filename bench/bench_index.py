@@ -1,8 +1,8 @@
 """The index against exact torch, one at a time against a batch: `pytest bench/bench_index.py [--images 20000]`.
 
 Images of 50 windows of 128 numbers, queries of 32 vectors (of 4 in the batch: segments of a caption, which wait for
-memory; 32 vectors wait for multiplications, of which a batch saves none); int8. The baseline is max-sim by torch's matrix product over
-all windows in float32, held in memory. Where `FAST_PLAID_PYTHON` names the Python of an environment with fast-plaid,
+memory; 32 vectors wait for multiplications, of which a batch saves none); int8. The baseline is max-sim by torch's
+matrix product over all windows in float32, held in memory. Where `FAST_PLAID_PYTHON` names the Python of an environment with fast-plaid,
 `bench_fast_plaid` measures that beside it.
 """
 
@@ -98,8 +98,10 @@ def bench_batch(paired: Paired, built: Built) -> None:
     def check(found: list[list[str]]) -> None:
         assert recall(found, wanted) == 1.0
 
-    row = paired("index", f"N {built.data.images} {QUERIES} captions of {SEGMENTS} at once", lambda: built.ids(queries, None),
-                 {"one by one": one_by_one}, expected=check, dtype=torch.int8)  # fmt: skip
+    row = paired(
+        "index", f"N {built.data.images} {QUERIES} captions of {SEGMENTS} at once", lambda: built.ids(queries, None),
+        {"one by one": one_by_one}, expected=check, dtype=torch.int8,
+    )  # fmt: skip
     assert row.ratios["one by one"] >= 2
 
 

@@ -10,7 +10,6 @@ was nowhere better (`bench/scenes_retrieval.py --stage-one`).
 from __future__ import annotations
 
 import warnings
-from threading import Lock
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from engine.retrieval.ann import EXACT_ROWS, FILE, Structure, factory_for
 from engine.retrieval.checksums import MappedFile
+from engine.retrieval.forks import OwnLock
 from engine.retrieval.queries import Asked
 from engine.retrieval.scan import Asking, BestRows, scan, score_rows
 from engine.retrieval.snapshot import Snapshot
@@ -33,7 +33,7 @@ FEW_SHARE = 0.25
 GROWN = 0.25
 
 _opened: WeakKeyDictionary[MappedFile, Structure] = WeakKeyDictionary()
-_opening = Lock()
+_opening = OwnLock()
 
 
 def asking_vectors(asked: Asked) -> Tensor:
