@@ -14,6 +14,7 @@ ROWS = pytest.StashKey[list[Row]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--images", type=int, default=20_000, help="images of the index in benchmarks (default 20000)")
     parser.addoption("--threads", type=int, default=1, help="threads of ours and of torch in benchmarks (default 1)")
 
 

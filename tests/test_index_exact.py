@@ -6,15 +6,18 @@ import numpy as np
 import pytest
 import torch
 
+from engine.features import TextFeatures
 from engine.ops.max_sim_int8 import max_sim_int8
 from engine.ops.quantize import quantize
+from engine.retrieval.candidates import asking_vectors
 from engine.retrieval.index import Index
+from engine.retrieval.queries import asked
 from engine.retrieval.scan import Asking, scan
 from engine.retrieval.stored import features_of
 from engine.scorers.global_cosine import GlobalCosine
 from engine.scorers.max_sim import MaxSim
 from engine.scorers.sgi import SGI
-from tests.index_cases import KINDS, SPACE, images, index_at, names, texts
+from tests.index_cases import KINDS, SPACE, engine, images, index_at, names, texts
 
 IDS = names(0, 60)
 
@@ -131,7 +134,9 @@ def test_candidates_come_first_and_the_scorer_ranks_them(index):
     exact = index.search(queries, 60, scorer="sgi", candidates=None)
     for candidates in (12, 60):
         found = index.search(queries, 5, scorer="sgi", candidates=candidates)
-        first = index.search(queries, candidates, scorer="global", candidates=None)
+        # One vector a query asks the global embeddings: the mean of the segments that count.
+        pooled = TextFeatures(asking_vectors(asked(queries, SPACE, index.recipe, engine)))
+        first = index.search(pooled, candidates, scorer="global", candidates=None)
         for hits, all_hits, one in zip(found, exact, first, strict=True):
             ranks = {hit.id: rank for rank, hit in enumerate(one)}
             wanted = [hit for hit in all_hits if hit.id in ranks][:5]

@@ -151,6 +151,7 @@ class Adder:
         existing: what becomes of ids that are there already.
         stop: whether a picture that cannot be read is an error.
         batch_size: pictures in one pass of the encoder.
+        on_failure: told of each picture that cannot be read, at once.
     """
 
     def __init__(
@@ -162,9 +163,11 @@ class Adder:
         existing: Existing,
         stop: bool,
         batch_size: int,
+        on_failure: Callable[[ImageFailure], None] | None = None,
     ) -> None:
         self._change, self._recipe, self._engine = change, recipe, engine
         self._existing, self._stop, self._batch_size = existing, stop, batch_size
+        self._on_failure = on_failure
         self._needs = recipe.needs()
         self._writer: SegmentWriter | None = None
         self._whole = True
@@ -273,6 +276,8 @@ class Adder:
             self._engine().encoder, sources, own, self._needs, batch_size=self._batch_size, stop=self._stop
         ):
             self.failures += failures
+            for failure in failures if self._on_failure is not None else ():
+                self._on_failure(failure)  # type: ignore[misc]
             if features is not None:
                 assert features.ids is not None  # the encoder names what it could read
                 yield np.array([numbers[name] for name in features.ids]), features

@@ -14,9 +14,10 @@ from engine.scorers.base import Match, whole_image
 from engine.scorers.max_sim import patch_box
 
 
-def alignment(snapshot: Snapshot, asked: Asked, row: int) -> tuple[Match, ...]:
-    """The matches of one query with one stored image, by the vectors that codes stand for."""
-    images = features_of(snapshot, [row])
+def alignment(snapshot: Snapshot, asked: Asked, row: int, images: ImageFeatures | None = None) -> tuple[Match, ...]:
+    """The matches of one query with one image: `images` of one row, by default of the vectors that codes stand for."""
+    if images is None:
+        images = features_of(snapshot, [row])
     late = asked.late
     if asked.texts is not None and (late is None or late.kind != "head"):
         return tuple(asked.scorer.matches(images, asked.texts))

@@ -17,13 +17,18 @@ from engine.encoders.sources import OnError, report_failures
 from engine.engine import Engine, load
 from engine.features import Needs
 from engine.retrieval.adding import Adder, Existing, Images, batches_of
+from engine.retrieval.ann import check_ann
+from engine.retrieval.candidates import keep_up
 from engine.retrieval.compaction import compact
+from engine.retrieval.filters import rows_where
 from engine.retrieval.forks import OwnLock, one_thread_after_fork
 from engine.retrieval.identifiers import check_ids
 from engine.retrieval.manifest import Manifest
 from engine.retrieval.metadata import Metadata
 from engine.retrieval.queries import Queries, asked
 from engine.retrieval.recipe import Recipe, described
+from engine.retrieval.reencoding import CANDIDATES as ENCODED_CANDIDATES
+from engine.retrieval.reencoding import must_encode_again
 from engine.retrieval.results import AddReport, Hit, IndexStats
 from engine.retrieval.searching import Plan, search
 from engine.retrieval.snapshot import Snapshot
@@ -91,6 +96,7 @@ class Index:
         if not isinstance(engine, Engine):
             raise TypeError(f"Index: model must be a name or an Engine, got {type(model).__name__}")
         spec = engine.spec
+        check_ann(ann, spec.embed_dim)
         manifest = Manifest(
             model=spec.name, fingerprint=spec.fingerprint, dim=spec.embed_dim, store=store, ann=ann,
             segment_bytes=segment_bytes, vectors=described(vectors, engine),
@@ -187,7 +193,8 @@ class Index:
             existing: what becomes of ids that are there: `"refuse"` (ValueError, before anything is encoded unless
                 images come from an iterator), `"skip"` (not encoded again: how to resume) or `"replace"`.
             batch_size: pictures in one pass of the encoder.
-            on_error: as for `Engine.encode_images`; pictures left out are in the report too.
+            on_error: as for `Engine.encode_images`, a function is called at once; pictures left out are in the report
+                too.
             progress: True shows a bar, a function is called with (images done, images in all, or 0 if not known).
 
         Raises:
@@ -208,9 +215,11 @@ class Index:
             adder = Adder(
                 change, self.recipe, lambda: self.engine,
                 existing=existing, stop=on_error == "raise", batch_size=batch_size,
+                on_failure=on_error if callable(on_error) else None,
             )  # fmt: skip
             result = adder.take_all(batches, None if report is None else lambda done: report(done, total))
-        if result.failures:
+            keep_up(change)
+        if result.failures and not callable(on_error):
             report_failures(result.failures, on_error, result.added + len(result.failures))
         return result
 
@@ -273,7 +282,8 @@ class Index:
             k: hits a query; fewer come back where fewer are there.
             scorer: that ranks, by name (with the options the index was made for) or with options of its own.
             candidates: so many rows are found by their global embeddings first and the scorer looks at them alone;
-                None: it looks at all rows; `"auto"`: at all rows up to `EXACT_ROWS`, beyond at `CANDIDATES`.
+                None: it looks at all rows; `"auto"`: at all rows up to `EXACT_ROWS`, beyond at `CANDIDATES`. A
+                scorer of what is not kept (`tflocal`) has the candidates encoded again from their pictures, fewer.
             where: a condition on the metadata, SQL as in `"year > 2020 and tag = 'cat'"`.
             explain: also say which part of the query found which part of the image.
 
@@ -287,17 +297,18 @@ class Index:
         _check_count("k", k)
         if candidates is not None and candidates != "auto":
             _check_count("candidates", candidates)
-        if where is not None:
-            raise ValueError(f"Index: where must be None, conditions are not known yet, got {where!r}")
         snapshot = self.snapshot
         recipe = Recipe(snapshot.manifest)
         chosen = recipe.scorer(scorer)
         recipe.check_scorer(chosen)
         if candidates == "auto":
             candidates = None if len(snapshot) <= EXACT_ROWS else CANDIDATES
+            if must_encode_again(chosen, recipe):
+                candidates = ENCODED_CANDIDATES
         with one_thread_after_fork():
             asking = asked(queries, chosen, recipe, lambda: self.engine)
-            return search(snapshot, asking, Plan(k, candidates, None, explain))
+            allowed = None if where is None else rows_where(snapshot, where)
+            return search(snapshot, asking, Plan(k, candidates, allowed, explain, lambda: self.engine))
 
     def compact(self) -> int:
         """Free the space of deleted images and join small segments; returns how many bytes that gave.
@@ -311,6 +322,7 @@ class Index:
         before = self.stats().size_bytes
         with one_thread_after_fork(), self._storage.change() as change:
             compact(change)
+            keep_up(change)
         return before - self.stats().size_bytes
 
     def verify(self) -> list[str]:

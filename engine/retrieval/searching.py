@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
+from engine.engine import Engine
+from engine.retrieval.candidates import find_candidates
 from engine.retrieval.explaining import alignment
 from engine.retrieval.queries import Asked
+from engine.retrieval.recipe import Recipe
+from engine.retrieval.reencoding import encoded_again, must_encode_again
 from engine.retrieval.results import Hit
 from engine.retrieval.scan import Asking, BestRows, Found, scan, score_rows
 from engine.retrieval.snapshot import Snapshot
 from engine.retrieval.stored import features_of
-from engine.scorers.late import LateQueries
+from engine.scorers.base import Match
 
 # Rows turned back into features at a time, for scorers that must see both sides.
 FEATURE_ROWS = 1024
@@ -28,12 +33,14 @@ class Plan:
         candidates: rows of stage one that the scorer looks at; None for all rows.
         allowed: bool `(snapshot.rows,)`, rows that may be found, or None.
         explain: whether hits say what found what.
+        engine: gives the engine, for a scorer that reads what is not kept: candidates are encoded again.
     """
 
     k: int
     candidates: int | None = None
     allowed: np.ndarray | None = None
     explain: bool = False
+    engine: Callable[[], Engine] | None = None
 
 
 def search(snapshot: Snapshot, asked: Asked, plan: Plan) -> list[list[Hit]]:
@@ -46,20 +53,13 @@ def search(snapshot: Snapshot, asked: Asked, plan: Plan) -> list[list[Hit]]:
     # One more than is shown: the last hit has a margin too.
     wanted = plan.k + 1
     if plan.candidates is None:
-        found = _scanned(snapshot, asked, wanted, plan.allowed)
+        found = _scanned(snapshot, asked, wanted, plan)
         ranks: list[dict[int, int]] = [{} for _ in found]
     else:
-        rows = candidates(snapshot, asked, max(plan.candidates, wanted), plan.allowed)
-        found = [_reranked(snapshot, asked, query, own, wanted) for query, own in enumerate(rows)]
+        rows = find_candidates(snapshot, asked, max(plan.candidates, wanted), plan.allowed)
+        found = [_reranked(snapshot, _only(asked, query), own, wanted, plan) for query, own in enumerate(rows)]
         ranks = [{int(row): rank for rank, row in enumerate(own)} for own in rows]
     return [_hits(snapshot, asked, query, one, ranks[query], plan) for query, one in enumerate(found)]
-
-
-def candidates(snapshot: Snapshot, asked: Asked, count: int, allowed: np.ndarray | None) -> list[np.ndarray]:
-    """Rows of stage one for each query, best first: the nearest global embeddings, all of them looked at."""
-    weights = torch.ones(len(asked), 1)
-    asking = Asking(LateQueries("global", asked.embedding[:, None], weights), snapshot.manifest.store)
-    return [found.rows for found in scan(snapshot, asking, count, allowed=allowed)]
 
 
 def _late(snapshot: Snapshot, asked: Asked) -> Asking | None:
@@ -72,29 +72,29 @@ def _late(snapshot: Snapshot, asked: Asked) -> Asking | None:
     return Asking(late, manifest.store)
 
 
-def _scanned(snapshot: Snapshot, asked: Asked, k: int, allowed: np.ndarray | None) -> list[Found]:
+def _scanned(snapshot: Snapshot, asked: Asked, k: int, plan: Plan) -> list[Found]:
     asking = _late(snapshot, asked)
     if asking is not None:
-        return scan(snapshot, asking, k, allowed=allowed)
+        return scan(snapshot, asking, k, allowed=plan.allowed)
     best = [BestRows(k) for _ in range(len(asked))]
-    keep = snapshot.alive if allowed is None else snapshot.alive & allowed
+    keep = snapshot.alive if plan.allowed is None else snapshot.alive & plan.allowed
     rows = keep.nonzero()[0]
     for first in range(0, len(rows), FEATURE_ROWS):
         own = rows[first : first + FEATURE_ROWS]
-        scores = _by_scorer(snapshot, asked, own)
+        scores = _by_scorer(snapshot, asked, own, plan)
         for query, one in enumerate(best):
             one.take(scores[query], own, None)
     return [one.found() for one in best]
 
 
-def _reranked(snapshot: Snapshot, asked: Asked, query: int, rows: np.ndarray, k: int) -> Found:
-    one = _only(asked, query)
+def _reranked(snapshot: Snapshot, one: Asked, rows: np.ndarray, k: int, plan: Plan) -> Found:
+    """The candidates of one query, ranked by the scorer."""
     # Ascending: of equal scores the row inserted first stands first.
     rows = np.sort(rows)
     asking = _late(snapshot, one)
     best = BestRows(k)
     if len(rows):
-        scores = _by_scorer(snapshot, one, rows) if asking is None else score_rows(snapshot, asking, rows)
+        scores = _by_scorer(snapshot, one, rows, plan) if asking is None else score_rows(snapshot, asking, rows)
         best.take(scores[0], rows, None)
     return best.found()
 
@@ -112,10 +112,18 @@ def _only(asked: Asked, query: int) -> Asked:
     )  # fmt: skip
 
 
-def _by_scorer(snapshot: Snapshot, asked: Asked, rows: np.ndarray) -> np.ndarray:
-    """Scores `(queries, rows)` by the scorer itself, over features made of what is kept."""
+def _by_scorer(snapshot: Snapshot, asked: Asked, rows: np.ndarray, plan: Plan) -> np.ndarray:
+    """Scores `(queries, rows)` by the scorer itself, over features made of what is kept, or of the pictures."""
     assert asked.texts is not None  # pictures ask by vectors
-    images = features_of(snapshot, rows)
+    if must_encode_again(asked.scorer, Recipe(snapshot.manifest)):
+        if plan.candidates is None or plan.engine is None:
+            raise ValueError(
+                f"{asked.scorer.name}: reads of images what the index does not keep; search with candidates=, which "
+                "are encoded again from their pictures"
+            )
+        images = encoded_again(snapshot, rows, asked.scorer, plan.engine)
+    else:
+        images = features_of(snapshot, rows, asked.scorer.needs())
     asked.scorer.check(images, asked.texts)
     with torch.no_grad():
         scores = asked.scorer.matrix(images, asked.texts)
@@ -132,6 +140,13 @@ def _hits(
     for place, (row, name) in enumerate(zip(shown.tolist(), snapshot.ids(shown), strict=True)):
         score = float(found.scores[place])
         margin = score - float(found.scores[place + 1]) if place + 1 < len(found.scores) else None
-        matches = alignment(snapshot, _only(asked, query), row) if plan.explain else None
+        matches = _explained(snapshot, _only(asked, query), row, plan) if plan.explain else None
         hits.append(Hit(name, score, margin, ranks.get(row), matches))
     return hits
+
+
+def _explained(snapshot: Snapshot, one: Asked, row: int, plan: Plan) -> tuple[Match, ...]:
+    images = None
+    if plan.engine is not None and one.late is None and must_encode_again(one.scorer, Recipe(snapshot.manifest)):
+        images = encoded_again(snapshot, np.array([row]), one.scorer, plan.engine)
+    return alignment(snapshot, one, row, images)

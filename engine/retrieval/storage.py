@@ -149,7 +149,14 @@ class Storage:
         path = self.folder / manifest.deleted
         slots = path.read_bytes()
         deleted, used = read_tombstones(path, [entry.rows for entry in manifest.segments], manifest.deleted_crc32)
-        extras = {entry.name: Extra(entry, self._mapped(entry)) for entry in manifest.extras}
+        held = {} if before is None else before.extras
+        extras = {
+            # One that stays is kept open: its file was checked, and is long.
+            entry.name: held[entry.name]
+            if entry.name in held and held[entry.name].entry == entry
+            else Extra(entry, self._mapped(entry))
+            for entry in manifest.extras
+        }
         self._held, self._used = (data, slots), used
         return Snapshot(self.folder, manifest, segments, deleted, extras)
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.features import ImageFeatures
+from engine.features import ImageFeatures, Needs
 from engine.ops.quantize import dequantize
 from engine.reference.quantize import QuantizedTokens
 from engine.retrieval.recipe import Recipe
@@ -23,8 +23,12 @@ def vectors_of(packed: PackedVectors) -> Tensor:
     return dequantize(QuantizedTokens(packed.vectors, packed.scales))
 
 
-def features_of(snapshot: Snapshot, rows: Sequence[int] | np.ndarray) -> ImageFeatures:
+def features_of(
+    snapshot: Snapshot, rows: Sequence[int] | np.ndarray, needs: Needs | None = None
+) -> ImageFeatures:
     """What the index keeps of rows as image features: embeddings, windows and patches, with boxes and sizes.
+
+    `needs` leaves out windows or patches that it does not ask for.
 
     Windows and patches are those that codes stand for. Vectors of a head are no part of features.
     """
@@ -36,7 +40,7 @@ def features_of(snapshot: Snapshot, rows: Sequence[int] | np.ndarray) -> ImageFe
         "ids": tuple(snapshot.ids(rows)),
         "fingerprint": manifest.fingerprint,
     }
-    if manifest.kind("windows") is not None:
+    if manifest.kind("windows") is not None and (needs is None or needs.regions is not None):
         parts["regions"], parts["region_mask"] = _padded(snapshot.gathered("windows", rows))
         boxes = torch.zeros(*parts["region_mask"].shape, 4, dtype=torch.int32)  # type: ignore[attr-defined]
         for row, own in enumerate(snapshot.boxes(rows)):
@@ -44,7 +48,7 @@ def features_of(snapshot: Snapshot, rows: Sequence[int] | np.ndarray) -> ImageFe
         parts["boxes"] = boxes
         parts["region_plan"] = str(recipe.plan)
     patches = manifest.kind("patches")
-    if patches is not None:
+    if patches is not None and (needs is None or needs.patches):
         parts["patches"], parts["patch_mask"] = _padded(snapshot.gathered("patches", rows))
         grids = {tuple(grid) for grid in snapshot.array("grids", rows).tolist()}
         grid = next(iter(grids)) if len(grids) == 1 else (0, 0)
