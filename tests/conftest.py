@@ -7,6 +7,7 @@ import os
 import random
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 # Before anything imports huggingface_hub, which reads them at import: a look-up that would go out fails
@@ -82,3 +83,11 @@ def seeds() -> None:
     random.seed(SEED)
     np.random.seed(SEED)  # third parties use the global generator
     torch.manual_seed(SEED)
+
+
+@pytest.fixture(scope="session")
+def exported_scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded model with its trained heads as a folder of graphs in fp32; not to be changed."""
+    from engine.export.folder import export_model
+
+    return export_model("scenes", tmp_path_factory.mktemp("export") / "scenes")

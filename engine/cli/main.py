@@ -41,6 +41,7 @@ COMMANDS = {
     "models": Place("commands", "Models", "List the encoders and what each of them offers, or look at one."),
     "train": Place("training", "Train", "Train the embedded model from scratch."),
     "diagnose": Place("layers", "Diagnose", "Say what each layer of a text tower tells apart."),
+    "export": Place("export", "Export", "Write a model as ONNX graphs for ONNX Runtime, or check such a folder."),
     "doctor": Place("commands", "Doctor", "Say what this installation can do here, and how to get the rest."),
 }
 
