@@ -88,6 +88,12 @@ def seeds() -> None:
 @pytest.fixture(scope="session")
 def exported_scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The embedded model with its trained heads as a folder of graphs in fp32; not to be changed."""
-    from engine.export.folder import export_model
+    from engine.encoders.registry import load_encoder
+    from engine.export.folder import ExportSettings, export_model
+    from engine.heads.tflocal import TFLocal, TFLocalConfig
 
-    return export_model("scenes", tmp_path_factory.mktemp("export") / "scenes")
+    place = tmp_path_factory.mktemp("export")
+    config = TFLocalConfig(layers=2, width=64, image_layers=(4,), text_layers=(7, 8))
+    local = TFLocal.build(load_encoder("scenes", device="cpu").spec, config, seed=1).save(place / "tflocal.safetensors")
+    settings = ExportSettings(heads=("max_sim_head", "peakpatch", str(local)))
+    return export_model("scenes", place / "scenes", settings)

@@ -237,7 +237,7 @@ def test_what_a_folder_cannot_give_is_said(exported, exported_scenes):
         ("{}?provider=tensorrt", {}, ImportError, r"provider 'tensorrt' was wanted.*'peaksim\[gpu\]' tensorrt"),
         ("{}?provider=rocm", {}, ValueError, "provider must be one of 'cpu', 'cuda', 'tensorrt', got 'rocm'"),
         ("{}?precision=fp16", {}, ValueError, "precision 'fp16' was wanted, the model was exported in fp32"),
-        ("{}?resize=crop", {}, ValueError, "has no use for resize, got 'crop'"),
+        ("{}?resize=crop", {}, ValueError, "option must be one of provider, precision, got 'resize'"),
         ("{}", {"dtype": "float16"}, ValueError, "was exported in fp32, got dtype='float16'"),
         ("{}", {"device": "meta"}, ValueError, "device"),
     ],

@@ -32,6 +32,8 @@ class Export(Shared):
     ] = None
     precision: Precision = "fp32"
     """fp32; fp16, for GPUs; int8, for CPUs."""
+    heads: Annotated[tuple[str, ...], arg(metavar="HEAD [HEAD ...]", help_behavior_hint=Optional)] = ()
+    """Trained heads to export too: files that `peaksim train` wrote, or names of those shipped for `scenes`."""
     taps: tuple[str, ...] = ("projected",)
     """Patch taps to export; `peaksim models NAME` lists them."""
     image_layers: Annotated[tuple[int, ...], arg(help_behavior_hint=Optional)] = ()
@@ -73,6 +75,7 @@ class Export(Shared):
 
         settings = ExportSettings(
             precision=self.precision,
+            heads=self.heads,
             taps=self.taps,
             image_layers=self.image_layers,
             text_layers=self.text_layers,

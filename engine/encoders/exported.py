@@ -28,6 +28,7 @@ from engine.encoders.tensorrt_engines import tensorrt_options
 from engine.features import ImageFeatures, TextFeatures
 
 IMAGE, IMAGE_ALL, TEXT, TEXT_ALL = "image_global", "image_all", "text_global", "text_all"
+TOWERS = (IMAGE, IMAGE_ALL, TEXT, TEXT_ALL)
 _PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16}
 
 
@@ -145,15 +146,18 @@ class ExportedEncoder(Encoder):
 
     def _graph(self, key: str) -> Graph:
         # Beyond the largest batch that its engine was built for TensorRT would build another one.
-        max_batch = self.manifest.max_batch if self.provider == "tensorrt" else 0
+        max_batch = self.manifest.max_batch if self.provider == "tensorrt" and key in TOWERS else 0
         return Graph(self.spec.name, self.manifest.graphs[key], partial(self._open, key), max_batch=max_batch)
 
     def _open(self, key: str) -> Any:
-        number, options = self.device.index or 0, None
+        number, options, provider = self.device.index or 0, None, self.provider
         path = self.folder / self.manifest.graphs[key].file
-        if self.provider == "tensorrt":
+        if provider == "tensorrt" and key in TOWERS:
             options = tensorrt_options(self.spec.name, self.folder, self.manifest, key, device=number)
-        return open_session(self.spec.name, path, self.provider, device=number, options=options)
+        elif provider == "tensorrt":
+            # Heads are small, and free in more than the batch: an engine for each shape would be built.
+            provider = "cuda"
+        return open_session(self.spec.name, path, provider, device=number, options=options)
 
     def _check_held(self, tower: str, layers: Sequence[int], count: int, held: Sequence[int]) -> None:
         self._check_layers(tower, layers, count)

@@ -87,7 +87,7 @@ def compare(name: str, graph: Graph, golden: Mapping[str, Tensor], provider: str
                 f"{graph.who}: output {output!r} of {graph.signature.file} must be finite and of shape "
                 f"{tuple(wanted.shape)} on provider {provider!r}, got {what}"
             )
-        apart = float((value - wanted).abs().max())
+        apart = float((value.double() - wanted.double()).abs().max())
         rows.append(GoldenRow(name, output, apart, lowest_cosine(value, wanted), provider, 1e3 * latency))
     return rows
 

@@ -161,7 +161,7 @@ def _split_options(name: str, given: Mapping[str, str]) -> tuple[str, dict[str, 
     plain, mark, query = name.partition("?")
     options = dict(given)
     for key, value in parse_qsl(query, keep_blank_values=True) if mark else ():
-        known = _OPTIONS["open_clip"] + _OPTIONS["export"]
+        known = _OPTIONS["export" if is_export(Path(plain)) else "open_clip"]
         if key not in known:
             raise ValueError(f"load: option must be one of {', '.join(known)}, got {key!r} in {name!r}")
         if key in options and options[key] != value:

@@ -7,6 +7,7 @@ none of its own precision switches is on) and for batches from 1 to the manifest
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from engine.atomic_files import write_text
@@ -40,10 +41,7 @@ def tensorrt_options(who: str, folder: Path, manifest: Manifest, key: str, *, de
 
 
 def build_options(manifest: Manifest, key: str, place: Path) -> dict[str, str]:
-    """Options of the provider that build an engine into `place`, or read it from there.
-
-    >>> from engine.encoders.export_manifest import Manifest
-    """
+    """Options of the provider that build an engine into `place`, or read it from there."""
     ports = manifest.graphs[key].inputs
     shapes = {}
     for name, batch in (("min", 1), ("opt", max(1, manifest.max_batch // 4)), ("max", manifest.max_batch)):
@@ -65,6 +63,6 @@ def build_options(manifest: Manifest, key: str, place: Path) -> dict[str, str]:
     }
 
 
-def mark_built(manifest: Manifest, place: Path) -> None:
-    """State that `place` holds an engine for every graph of this export."""
-    write_text(place / _BUILT, json.dumps({"manifest": manifest.mark, "graphs": sorted(manifest.graphs)}, indent=1))
+def mark_built(manifest: Manifest, place: Path, graphs: Sequence[str]) -> None:
+    """State that `place` holds an engine of this export for each of `graphs`."""
+    write_text(place / _BUILT, json.dumps({"manifest": manifest.mark, "graphs": sorted(graphs)}, indent=1))

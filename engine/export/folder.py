@@ -26,8 +26,11 @@ from engine.encoders.scenes import ScenesEncoder
 from engine.encoders.towers import DualEncoder
 from engine.encoders.tracing import Traceable, traceable_towers
 from engine.export.graphs import Traced, part_of, trace, write_graphs
+from engine.export.heads import find_head, head_parts
 from engine.export.layers import default_layers
 from engine.export.precision import in_precision
+from engine.features import ImageFeatures, TextFeatures
+from engine.heads.base import Head
 
 LEAST_COSINES: Mapping[str, float] = {"fp32": 0.9999, "fp16": 0.999, "int8": 0.99}
 # Sizes that no trace was made with: what one baked in shows there.
@@ -42,6 +45,7 @@ class ExportSettings:
 
     Attributes:
         precision: `"fp32"`; `"fp16"`, for GPUs; `"int8"`, weights and matrix products for CPUs.
+        heads: trained heads: files, or names of those shipped for the embedded model.
         taps: patch taps, of those the encoder has; `hidden` needs no graph of its own.
         image_layers, text_layers: 1-indexed layers whose states are wanted beside those that heads read by default.
         max_batch: largest batch that engines of TensorRT are built for.
@@ -50,6 +54,7 @@ class ExportSettings:
     """
 
     precision: Precision = "fp32"
+    heads: tuple[str, ...] = ()
     taps: tuple[str, ...] = ("projected",)
     image_layers: tuple[int, ...] = ()
     text_layers: tuple[int, ...] = ()
@@ -142,14 +147,20 @@ def _exportable(encoder: Encoder, settings: ExportSettings) -> EncoderSpec:
 def _written(work: _Work, spec: EncoderSpec) -> Manifest:
     """Write everything into the folder of `work`."""
     encoder, settings = work.encoder, work.settings
-    layers = default_layers(encoder.spec)
-    image_layers = tuple(sorted({*layers.image_layers, *settings.image_layers}))
-    text_layers = tuple(sorted({*layers.text_layers, *settings.text_layers}))
+    heads = [find_head(name, encoder.spec.fingerprint) for name in settings.heads]
+    wanted = [default_layers(encoder.spec), *(head.needs() for head in heads)]
+    image_layers = tuple(sorted({*settings.image_layers, *(n for needs in wanted for n in needs.image_layers)}))
+    text_layers = tuple(sorted({*settings.text_layers, *(n for needs in wanted for n in needs.text_layers)}))
     taps = tuple(tap for tap in settings.taps if tap in encoder.spec.taps and tap != "hidden")
     image, text = traceable_towers(encoder, taps, image_layers, text_layers)
     pixels, tokens = _golden_inputs(work)
     _add_tower(work, (IMAGE, IMAGE_ALL), image, {"pixels": pixels})
     _add_tower(work, (TEXT, TEXT_ALL), text, {"ids": tokens.ids, "end": tokens.end})
+    stated = {}
+    if heads:
+        images = encoder.encode_pixels(pixels, layers=image_layers)
+        texts = encoder.encode_tokens(tokens, layers=text_layers)
+        stated = {head.name: _add_head(work, head, images, texts) for head in heads}
     write_graphs(work.folder, work.graphs)
     write_golden(work.folder / GOLDEN_FILE, work.golden)
     rules = write_tokenizer(spec.name, tokenizer_of(encoder), work.folder)
@@ -160,7 +171,7 @@ def _written(work: _Work, spec: EncoderSpec) -> Manifest:
         regions="crop_batch" if isinstance(encoder, ScenesEncoder) else "pictures", text=rules,
         prefix=encoder._image.prefix if isinstance(encoder, DualEncoder) else 1,
         image_layers=image_layers, text_layers=text_layers,
-        graphs={traced.name: traced.signature for traced in work.graphs}, heads={}, max_batch=settings.max_batch,
+        graphs={traced.name: traced.signature for traced in work.graphs}, heads=stated, max_batch=settings.max_batch,
         least_cosine=LEAST_COSINES[settings.precision], files=_files(work.folder),
     )  # fmt: skip
     manifest.write(work.folder)
@@ -180,6 +191,21 @@ def _add_tower(work: _Work, names: tuple[str, str], module: Traceable, inputs: M
         work.graphs.append(part)
         work.golden |= {golden_input(part.name, name): given[name] for name in part.signature.inputs}
         work.golden |= {golden_output(part.name, name): wanted[name] for name in part.signature.outputs}
+
+
+def _add_head(work: _Work, head: Head, images: ImageFeatures, texts: TextFeatures) -> dict[str, Any]:
+    """Write a head's file and trace its graphs, which stay in float32; what the manifest states of it."""
+    parts = head_parts(work.encoder.spec.name, head, images, texts)
+    for part in parts:
+        traced = trace(part.name, part.module, part.inputs, part.outputs, part.axes)
+        with torch.no_grad():
+            wanted = dict(zip(part.outputs, part.module(*part.inputs.values()), strict=True))
+        work.graphs.append(traced)
+        work.golden |= {golden_input(part.name, name): part.inputs[name] for name in traced.signature.inputs}
+        work.golden |= {golden_output(part.name, name): wanted[name] for name in traced.signature.outputs}
+    file = f"heads/{head.name}.safetensors"
+    head.save(work.folder / file)
+    return {"file": file, "graphs": [part.name for part in parts]}
 
 
 def _golden_inputs(work: _Work) -> tuple[Tensor, Tokens]:

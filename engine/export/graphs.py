@@ -25,7 +25,6 @@ WEIGHTS_FILE = "weights.bin"
 _LEAST_BYTES = 1024
 # Memory pages: whatever maps the file can map each weight alone.
 _ALIGNMENT = 4096
-_TYPES = {1: "float32", 7: "int64", 9: "bool"}
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,13 @@ def onnx_package(who: str) -> Any:
     return onnx
 
 
-def trace(name: str, module: nn.Module, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> Traced:
+def trace(
+    name: str,
+    module: nn.Module,
+    inputs: Mapping[str, Tensor],
+    outputs: Sequence[str],
+    axes: Mapping[str, Mapping[int, str]] | None = None,
+) -> Traced:
     """The graph of a module, its first dimensions free.
 
     By torch's tracing exporter: it takes a tenth of the time of the one built on `torch.export`, and gives graphs that
@@ -57,12 +62,13 @@ def trace(name: str, module: nn.Module, inputs: Mapping[str, Tensor], outputs: S
         module: its `forward` takes `inputs` in order and returns a tuple in the order of `outputs`.
         inputs: examples by name, each `(B, …)`.
         outputs: names.
+        axes: names of the free dimensions of every input and output; None frees the first of each, as the batch.
 
     Raises:
         RuntimeError: torch knows no ONNX operator for something in the module.
     """
     onnx = onnx_package("export")
-    axes = {port: {0: BATCH} for port in (*inputs, *outputs)}
+    free = axes or {port: {0: BATCH} for port in (*inputs, *outputs)}
     with tempfile.TemporaryDirectory() as place, warnings.catch_warnings(), torch.no_grad():
         # That tracing is to go some day, and that it cannot follow Python: see above. Nothing else is silenced.
         for message in (r"You are using the legacy TorchScript-based ONNX export", r"The feature will be removed"):
@@ -72,12 +78,15 @@ def trace(name: str, module: nn.Module, inputs: Mapping[str, Tensor], outputs: S
         path = Path(place) / "graph.onnx"
         torch.onnx.export(
             module.eval(), tuple(inputs.values()), str(path), dynamo=False, opset_version=OPSET,
-            input_names=list(inputs), output_names=list(outputs), dynamic_axes=axes,
+            input_names=list(inputs), output_names=list(outputs), dynamic_axes=free,
         )  # fmt: skip
         model = onnx.load(str(path))
-    ports_in = {port.name: _port(port) for port in model.graph.input}
-    examples = dict(zip(outputs, _run(module, inputs), strict=True))
-    ports_out = {port: Port("float32", (BATCH, *examples[port].shape[1:])) for port in outputs}
+    with torch.no_grad():
+        examples = dict(zip(outputs, module(*inputs.values()), strict=True))
+    # An input that nothing reads is no input of the graph.
+    read = [port.name for port in model.graph.input]
+    ports_in = {port: _port(inputs[port], free[port]) for port in read}
+    ports_out = {port: _port(examples[port], free[port]) for port in outputs}
     return Traced(name, model, Signature(f"{name}.onnx", ports_in, ports_out))
 
 
@@ -144,13 +153,6 @@ def _without_graph(onnx: Any, model: Any) -> Any:
     return empty
 
 
-def _port(port: Any) -> Port:
-    kind = port.type.tensor_type
-    sizes = (size.dim_param or int(size.dim_value) for size in kind.shape.dim)
-    return Port(_TYPES[kind.elem_type], tuple(sizes))
-
-
-def _run(module: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-    with torch.no_grad():
-        found: tuple[Tensor, ...] = module(*inputs.values())
-    return found
+def _port(example: Tensor, free: Mapping[int, str]) -> Port:
+    sizes = (free.get(axis, size) for axis, size in enumerate(example.shape))
+    return Port(str(example.dtype).removeprefix("torch."), tuple(sizes))
