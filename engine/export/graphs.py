@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import tempfile
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,7 +70,7 @@ def trace(
     """
     onnx = onnx_package("export")
     free = axes or {port: {0: BATCH} for port in (*inputs, *outputs)}
-    with tempfile.TemporaryDirectory() as place, warnings.catch_warnings(), torch.no_grad():
+    with tempfile.TemporaryDirectory() as place, warnings.catch_warnings(), torch.no_grad(), _plain_attention():
         # That tracing is to go some day, and that it cannot follow Python: see above. Nothing else is silenced.
         for message in (r"You are using the legacy TorchScript-based ONNX export", r"The feature will be removed"):
             warnings.filterwarnings("ignore", message, category=DeprecationWarning)
@@ -88,6 +89,17 @@ def trace(
     ports_in = {port: _port(inputs[port], free[port]) for port in read}
     ports_out = {port: _port(examples[port], free[port]) for port in outputs}
     return Traced(name, model, Signature(f"{name}.onnx", ports_in, ports_out))
+
+
+@contextmanager
+def _plain_attention() -> Iterator[None]:
+    """Without the one call that `nn.MultiheadAttention` makes of itself without gradients, which has no graph."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def part_of(traced: Traced, name: str, outputs: Sequence[str]) -> Traced:
