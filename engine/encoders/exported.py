@@ -264,6 +264,11 @@ def _check_precision(
 
 def _refuse_loss(name: str, manifest: Manifest) -> None:
     cost = manifest.cost
+    if manifest.precision == "int8" and cost is None:
+        raise ValueError(
+            f"{name}: what int8 costs here was not measured (`peaksim export --precision int8` does); say "
+            f"'{name}?precision=int8' to take it all the same"
+        )
     if cost is not None and not cost["within_interval"]:
         raise ValueError(
             f"{name}: int8 costs group score on the controlled benchmark beyond its confidence interval "

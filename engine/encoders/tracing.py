@@ -81,13 +81,13 @@ class ScenesImage(Traceable):
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         tower = self.tower
-        states, hidden, before_last = tower(pixels, self._layers)
+        states, hidden, before_last = tower(pixels.to(tower.positions.dtype), self._layers)
         first = torch.zeros(pixels.shape[0], dtype=torch.int64, device=pixels.device)
         found = [last_block(tower.blocks).at(before_last, first)]
         for tap in self._taps:
             found.append((states if tap == "projected" else tower.last_value_path(before_last))[:, 1:])
-        projected = [functional.normalize(tower.projection(tower.norm(part)), dim=-1) for part in found]
-        return *projected, *(hidden[layer] for layer in self._layers)
+        projected = [functional.normalize(tower.projection(tower.norm(part)).float(), dim=-1) for part in found]
+        return *projected, *(hidden[layer].float() for layer in self._layers)
 
 
 class ScenesText(Traceable):
@@ -109,8 +109,8 @@ class ScenesText(Traceable):
             tower.end_state(ids, end)
         )
         parts = (at_end, states)
-        projected = [functional.normalize(tower.projection(tower.norm(part)), dim=-1) for part in parts]
-        return *projected, *(hidden[layer] for layer in self._layers)
+        projected = [functional.normalize(tower.projection(tower.norm(part)).float(), dim=-1) for part in parts]
+        return *projected, *(hidden[layer].float() for layer in self._layers)
 
 
 def traceable_towers(
