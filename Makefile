@@ -1,4 +1,4 @@
-# make demo | test | bench | check | clean
+# make demo | test | bench | results | results-train | check | clean
 # Each target first brings .venv up to date, which takes seconds when nothing has changed.
 
 PYTHON ?= python3
@@ -21,7 +21,7 @@ INSTALLED := $(VENV)/installed-$(EXTRA)
 BUILT     := $(VENV)/built
 NATIVE    := $(shell find csrc -type f -name '*.?pp' 2>/dev/null) setup.py
 
-.PHONY: setup demo test bench check clean
+.PHONY: setup demo test bench results results-train check clean
 .DELETE_ON_ERROR:
 
 setup: $(BUILT)
@@ -35,9 +35,18 @@ test: setup
 bench: setup
 	$(BIN)/python -m pytest -q bench
 
+# Measures the committed model and heads into RESULTS.md.
+results: setup
+	$(BIN)/peaksim results
+
+# The same after training every head from scratch; a stopped training goes on.
+results-train: setup
+	$(BIN)/peaksim results --train
+
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/python -m pytest -q tests/test_layering.py
+	$(BIN)/peaksim results --quick
 	$(BIN)/python -m bench.offline_compile
 	$(BIN)/python bench/wheel_check.py
 

@@ -93,7 +93,7 @@ def exported_scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from engine.heads.tflocal import TFLocal, TFLocalConfig
 
     place = tmp_path_factory.mktemp("export")
-    config = TFLocalConfig(layers=2, width=64, image_layers=(4,), text_layers=(7, 8))
+    config = TFLocalConfig(layers=2, width=64, reach=1, image_layers=(4,), text_layers=(7, 8))
     local = TFLocal.build(load_encoder("scenes", device="cpu").spec, config, seed=1).save(place / "tflocal.safetensors")
     settings = ExportSettings(heads=("max_sim_head", "peakpatch", str(local)))
     return export_model("scenes", place / "scenes", settings)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ from engine.heads.peak_patch import PeakPatch
 from engine.heads.registry import load_head
 from engine.scorers.peak_patch import PeakPatchScorer
 from engine.training.scenes import VOCABULARY
+from tests.captioned_files import write_coco
 from tests.command_line import Shell
 
 
@@ -77,8 +77,26 @@ def test_the_command_trains_a_head_that_scores(model, tmp_path, capsys):
     assert f"--scorer peakpatch --option head={told['head']}" in shell.out and "features of" not in shell.err
 
 
-def test_cocos_files_go_together():
-    with pytest.raises(ValueError, match="--coco-instances and --coco-images go together"):
-        TrainPeakPatch(coco_captions=Path("captions.json")).read_rows()
+def test_rows_are_those_of_the_options(tmp_path):
     rows = TrainPeakPatch(rows=2, wordings=("held_out",)).read_rows()
     assert len(rows) == 2 and rows != TrainPeakPatch(rows=2).read_rows()
+    captions, images, instances = write_coco(tmp_path)
+    own = TrainPeakPatch(data=f"coco:{captions}", images=images, instances=instances).read_rows()
+    assert len(own) == 12 and own[0].image == images / "000000000000.png"
+    with pytest.raises(ValueError, match="peakpatch needs to know what is absent from each picture"):
+        TrainPeakPatch(data=f"coco:{captions}", images=images).read_rows()
+
+
+@pytest.mark.parametrize("part", ["ecn", "scn"])
+def test_each_part_has_its_command_and_broken_pictures_are_left_out(model, tmp_path, capsys, part):
+    captions, images, instances = write_coco(tmp_path)
+    (images / "000000000001.png").write_bytes(b"broken")
+    told = Shell(capsys).json(
+        *("train", part, "--model", model, "--data", f"coco:{captions}", "--images", images, "--instances", instances),
+        *("--features", tmp_path / "features", "--output", tmp_path / "run", "--steps", "2", "--batch-size", "10"),
+        *("--pretraining-steps", "1", "--skip-figures", "--log-every", "1"),
+    )
+    head = load_head(told["head"])
+    assert isinstance(head, PeakPatch) and head.config.parts == part and told["scorer"] == "peakpatch"
+    # Six pictures of two captions, one of them broken: a batch of ten is all there is.
+    assert (tmp_path / "run" / "pretraining").exists() == (part == "ecn")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.datasets.base import ImageRef
+from engine.datasets.captioned import CaptionedItem
 from engine.encoders.scenes import ScenesEncoder
 from engine.encoders.scenes_model import ScenesModel, ScenesModelConfig
 from engine.engine import Engine
@@ -20,11 +21,9 @@ from engine.scorers.peak_patch import PeakPatchScorer
 from engine.training.heads import HeadTrainConfig
 from engine.training.negation_data import (
     PHOTO_DENIALS,
-    LabelledPicture,
     NegationRow,
     deny,
     photo_rows,
-    read_coco,
     scene_rows,
 )
 from engine.training.peak_patch import (
@@ -200,11 +199,15 @@ def test_explanations_add_up(engine, rows):
     assert sum(match.score * match.weight for match in found.matches) == pytest.approx(found.total, abs=1e-5)
 
 
+def labelled(name: str, captions: tuple[str, ...], *present: str) -> CaptionedItem:
+    return CaptionedItem(name, ImageRef(name, Path(name)), captions, present=present)
+
+
 def test_photo_rows_tell_true_from_false():
     pictures = [
-        LabelledPicture(Path("1.jpg"), ("Two dogs chase a ball.", "Dogs at play."), ("dog", "sports ball")),
-        LabelledPicture(Path("2.jpg"), ("An umbrella over a cat.",), ("cat", "umbrella")),
-        LabelledPicture(Path("3.jpg"), ("A lonely bench.",), ("bench",)),
+        labelled("1.jpg", ("Two dogs chase a ball.", "Dogs at play."), "dog", "sports ball"),
+        labelled("2.jpg", ("An umbrella over a cat.",), "cat", "umbrella"),
+        labelled("3.jpg", ("A lonely bench.",), "bench"),
     ]
     rows = photo_rows(pictures, seed=1)
     assert [str(row.image) for row in rows] == ["1.jpg", "1.jpg", "2.jpg"]
@@ -227,24 +230,6 @@ def test_denials_of_photos_read_well(template):
     assert text.endswith(".") and ".." not in text and text[0].isupper() and "umbrella" in text.lower()
 
 
-def test_coco_files_are_read(tmp_path):
-    told = {
-        "images": [{"id": 7, "file_name": "7.jpg"}, {"id": 8, "file_name": "8.jpg"}],
-        "annotations": [{"image_id": 7, "caption": "A cat."}, {"image_id": 7, "caption": "It sleeps."}],
-    }
-    seen = {
-        "categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "bed"}],
-        "annotations": [{"image_id": 7, "category_id": k} for k in (2, 1, 1)] + [{"image_id": 9, "category_id": 1}],
-    }
-    for name, value in (("captions", told), ("instances", seen)):
-        (tmp_path / f"{name}.json").write_text(json.dumps(value))
-    found = read_coco(tmp_path / "captions.json", tmp_path / "instances.json", tmp_path / "images")
-    assert found == [
-        LabelledPicture(tmp_path / "images" / "7.jpg", ("A cat.", "It sleeps."), ("bed", "cat")),
-        LabelledPicture(tmp_path / "images" / "8.jpg", (), ()),
-    ]
-    (tmp_path / "captions.json").write_text("[]")
-    with pytest.raises(ValueError, match="must be COCO's annotations"):
-        read_coco(tmp_path / "captions.json", tmp_path / "instances.json", tmp_path)
+def test_a_row_has_seven_texts():
     with pytest.raises(ValueError, match="texts must be 7, got 1"):
         NegationRow(Path("x"), ("one",), 0, "positive")

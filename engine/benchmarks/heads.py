@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 from engine.engine import Engine
-from engine.features import ImageFeatures, TextFeatures
+from engine.features import ImageFeatures, Needs, TextFeatures
 from engine.heads.base import Trainable
 from engine.metrics import group_scores
 from engine.scenes.items import CATEGORIES, controlled_items
@@ -43,10 +45,14 @@ class GroupFigures:
         self.categories = categories
         self.split = split
         self.seed = seed
-        self._features: dict[str, tuple[ImageFeatures, TextFeatures]] = {}
+        self._features: dict[tuple[str, Needs], tuple[ImageFeatures, TextFeatures]] = {}
 
     def __call__(self, head: Trainable) -> dict[str, float]:
         """`group_<category>` in 0..1."""
+        return {f"group_{category}": float(outcome.mean()) for category, outcome in self.outcomes(head).items()}
+
+    def outcomes(self, head: Trainable) -> dict[str, NDArray[np.bool_]]:
+        """Of each category, which items are right: 1 or 0, `(items,)`."""
         scorer = self.scorer(head)
         first = torch.arange(0, 2 * self.items, 2)
         # Four aligned pairs an item: images 0 0 1 1 with texts 0 1 0 1.
@@ -56,16 +62,18 @@ class GroupFigures:
         for category in self.categories:
             images, texts = self._encoded(category, scorer)
             scores = self.engine.score(images[image_rows], texts[text_rows], scorer=scorer, pairs=True)
-            found[f"group_{category}"] = float(group_scores(scores.view(-1, 2, 2)).group.mean())
+            found[category] = group_scores(scores.view(-1, 2, 2)).group
         return found
 
     def _encoded(self, category: str, scorer: Scorer) -> tuple[ImageFeatures, TextFeatures]:
-        if category not in self._features:
+        # Heads that read other layers have features of their own.
+        key = category, scorer.needs()
+        if key not in self._features:
             items = controlled_items(category, self.items, seed=self.seed, split=self.split)
             pictures = [Image.fromarray(pixels) for item in items for pixels in item.images()]
             captions = [caption for item in items for caption in item.captions]
-            self._features[category] = (
+            self._features[key] = (
                 self.engine.encode_images(pictures, scorer=scorer),
                 self.engine.encode_texts(captions, scorer=scorer),
             )
-        return self._features[category]
+        return self._features[key]

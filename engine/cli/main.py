@@ -42,6 +42,7 @@ COMMANDS = {
     "train": Place("training", "Train", "Train the embedded model from scratch."),
     "diagnose": Place("layers", "Diagnose", "Say what each layer of a text tower tells apart."),
     "export": Place("export", "Export", "Write a model as ONNX graphs for ONNX Runtime, or check such a folder."),
+    "results": Place("results", "Results", "Measure the committed model and heads for RESULTS.md."),
     "doctor": Place("commands", "Doctor", "Say what this installation can do here, and how to get the rest."),
 }
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.cli.options import Shared
 from engine.cli.tables import report, show_json, show_line
+from engine.cli.training_data import OnData, report_problems
 from engine.heads.peak_patch import PeakPatch, PeakPatchConfig
 from engine.scenes.negation_training import TRAINING_SETS
 from engine.scenes.wordings import WordingSet
 from engine.training.heads import HeadTrainConfig
-from engine.training.negation_data import NegationRow, photo_rows, read_coco, scene_rows
+from engine.training.negation_data import NegationRow, photo_rows, scene_rows
 from engine.training.peak_patch import (
     PRETRAINING_STEPS,
     SCENES,
@@ -25,7 +25,7 @@ from engine.training.peak_patch import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainPeakPatch(Shared):
+class TrainPeakPatch(OnData):
     """Train corrections of captions and of scores for negation; a stopped run goes on where it was."""
 
     model: str = "scenes"
@@ -38,12 +38,6 @@ class TrainPeakPatch(Shared):
     """Decides the rows."""
     wordings: tuple[WordingSet, ...] = TRAINING_SETS
     """How the scenes' captions deny; without benchmark, its templates are never seen."""
-    coco_captions: Path | None = None
-    """COCO's JSON of captions, in place of rendered scenes."""
-    coco_instances: Path | None = None
-    """COCO's JSON of instances."""
-    coco_images: Path | None = None
-    """Folder of COCO's pictures."""
     features: Path = Path("runs/features")
     """Folder of the store of frozen features, which runs share."""
     pretraining_steps: int = PRETRAINING_STEPS
@@ -73,6 +67,7 @@ class TrainPeakPatch(Shared):
             self.features,
             told=lambda what, done, total: report(f"features of {what}: {done}/{total}"),
         )
+        report_problems(data.problems)
         first = None
         if self.pretraining_steps:
             folder = self.training.output / "pretraining"
@@ -88,11 +83,28 @@ class TrainPeakPatch(Shared):
         return 0
 
     def read_rows(self) -> list[NegationRow]:
-        """What is trained on. Raises ValueError when some of COCO's three are given and others are not."""
-        coco = (self.coco_captions, self.coco_instances, self.coco_images)
-        if coco == (None, None, None):
+        """What is trained on. Raises ValueError for data of which nobody knows what is absent."""
+        if self.on_scenes:
             return scene_rows(self.rows, seed=self.data_seed, sets=self.wordings)
-        captions, instances, images = coco
-        if captions is None or instances is None or images is None:
-            raise ValueError("train peakpatch: --coco-captions, --coco-instances and --coco-images go together")
-        return photo_rows(read_coco(captions, instances, images), seed=self.data_seed)
+        if self.instances is None:
+            raise ValueError(
+                "train: peakpatch needs to know what is absent from each picture, as of --data coco:CAPTIONS.json with "
+                f"--instances FILE, got --data {self.data}"
+            )
+        return photo_rows(self.read().items, seed=self.data_seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainECN(TrainPeakPatch):
+    """Train the correction of captions alone: what comes of it can be indexed."""
+
+    head: PeakPatchConfig = replace(TrainPeakPatch.head, parts="ecn")  # noqa: RUF009 (frozen)
+    training: HeadTrainConfig = replace(SCENES_TRAINING, output=Path("runs/ecn"))  # noqa: RUF009
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSCN(TrainPeakPatch):
+    """Train the correction of scores alone, on questions."""
+
+    head: PeakPatchConfig = replace(TrainPeakPatch.head, parts="scn")  # noqa: RUF009 (frozen)
+    training: HeadTrainConfig = replace(SCENES_TRAINING, output=Path("runs/scn"))  # noqa: RUF009

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from tyro.conf import subcommand
 
 from engine.cli.options import OptionalFolder, Shared
 from engine.cli.outputs import check_folder
-from engine.cli.peak_patch_training import TrainPeakPatch
+from engine.cli.peak_patch_training import TrainECN, TrainPeakPatch, TrainSCN
 from engine.cli.tables import report, show_json, show_line
+from engine.cli.training_data import NegativesOption, OnData, report_problems
+from engine.datasets.captioned import CaptionedImages
 from engine.heads.base import Head, HeadConfig
 from engine.heads.linear import LinearAlignmentConfig
 from engine.heads.max_sim_head import MaxSimHeadConfig
 from engine.heads.tfglobal import TFGlobalConfig
 from engine.heads.tflocal import TFLocalConfig
-from engine.training.head_data import ScenesQuads, scenes_data
-from engine.training.heads import HeadTrainConfig, train_head
+from engine.scenes.negation_training import TRAINING_SETS
+from engine.scenes.wordings import WordingSet
+from engine.training.captioned_data import CaptionedData, captioned_data, shape_of
+from engine.training.hard_negatives import scene_denials, with_negatives
+from engine.training.head_data import HeadData, ScenesQuads, scenes_data
+from engine.training.heads import Evaluate, HeadTrainConfig, train_head
+from engine.training.held_out import HeldOutFigures, held_out
 from engine.training.presets import TRAINING
 from engine.training.scenes import ScenesTrainConfig, train
 
@@ -43,13 +50,22 @@ class TrainScenes(Shared):
             show_line(f"trained; use it as --model scenes:{folder}")
         return 0
 
+if TYPE_CHECKING:
+    from engine.engine import Engine
+
+
+def told(what: str, done: int, total: int) -> None:
+    """Say how far the features are."""
+    report(f"features of {what}: {done}/{total}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class OnQuads(Shared):
     """Options of what is trained on quads of rendered scenes; a stopped run goes on where it was."""
 
     items: int = ScenesQuads.items
-    """Quads of each category (two pictures and two captions that differ in one binding)."""
+    """Quads of scenes of each category (two pictures and two captions that differ in one binding); scenes in all with
+    --negatives negation."""
     categories: tuple[str, ...] = ScenesQuads.categories
     """What the quads differ in."""
     data_seed: int = ScenesQuads.seed
@@ -59,7 +75,7 @@ class OnQuads(Shared):
     skip_figures: bool = False
     """Do not evaluate on held-out pairs along the way."""
     figure_items: int = 100
-    """Held-out pairs of each category that are evaluated."""
+    """Held-out pairs of each category that are evaluated; of your own data items, at most a tenth."""
     training: HeadTrainConfig
     """Settings of the training."""
 
@@ -70,7 +86,7 @@ class OnQuads(Shared):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainHead(OnQuads):
+class TrainHead(OnQuads, OnData):
     """Options of every head on frozen features."""
 
     name: ClassVar[str]
@@ -79,6 +95,11 @@ class TrainHead(OnQuads):
     """Name of the frozen model; `peaksim models` lists them."""
     device: str = "auto"
     """cpu, cuda, ...; auto takes an accelerator where there is one."""
+    negatives: NegativesOption = "auto"
+    """Hard negatives: those of the file, swaps of words, negation (NegBench's templates) or none; auto takes scenes'
+    quads, and of your own data what the file has."""
+    wordings: tuple[WordingSet, ...] = TRAINING_SETS
+    """How captions of scenes deny, with --negatives negation."""
     features: Path = Path("runs/features")
     """Folder of the store of frozen features, which runs share."""
     head: HeadConfig
@@ -86,39 +107,67 @@ class TrainHead(OnQuads):
 
     def run(self) -> int:
         """Compute the features that are missing, train, and print how the head is used."""
-        from engine.benchmarks.heads import GroupFigures
         from engine.engine import load
         from engine.heads.registry import HEADS
-        from engine.scorers.base import Scorer
-        from engine.scorers.learned import HeadScorer
-        from engine.scorers.registry import get_scorer
 
+        # Read first: what is wrong with files should not wait for a model.
+        own = self.own_items()
         peaksim = load(self.model, device=self.device)
         head = HEADS[self.name].build(peaksim.spec, self.head, seed=self.training.seed).to(peaksim.encoder.device)
-        data = scenes_data(
-            peaksim,
-            head.needs(),
-            self.quads,
-            self.features,
-            told=lambda what, done, total: report(f"features of {what}: {done}/{total}"),
-        )
-        plain = get_scorer(self.name)
-        assert isinstance(plain, HeadScorer)
-
-        def with_head(trained: Head) -> Scorer:
-            return replace(plain, head=trained)
-
-        figures = (
-            None
-            if self.skip_figures
-            else GroupFigures(peaksim, with_head, items=self.figure_items, categories=self.categories)
-        )
+        if own is None:
+            data: HeadData = scenes_data(peaksim, head.needs(), self.quads, self.features, told=told)
+            figures = None if self.skip_figures else self.figures_of_scenes(peaksim)
+        else:
+            data, figures = self.split(captioned_data(peaksim, head.needs(), own, self.features, told=told))
         path = train_head(head, data, self.training, evaluate=figures, report=report)
         if self.json:
             show_json({"head": str(path), "scorer": self.name})
         else:
             show_line(f"trained; use it as --scorer {self.name} --option head={path}")
         return 0
+
+    def own_items(self) -> CaptionedImages | None:
+        """The items with their negatives, of which the loss can be computed; None for the quads of scenes.
+
+        Raises ValueError for options that do not go together.
+        """
+        if self.on_scenes and self.negatives == "auto":
+            return None
+        if self.on_scenes:
+            if self.negatives != "negation":
+                raise ValueError(f"--negatives: scenes have auto (their quads) or negation, got {self.negatives}")
+            found = scene_denials(self.items, seed=self.data_seed, sets=self.wordings)
+        else:
+            read = self.read()
+            has = any(item.negatives for item in read.items)
+            kind = ("file" if has else "none") if self.negatives == "auto" else self.negatives
+            found = with_negatives(read, kind, seed=self.data_seed)
+            report_problems(found.problems[len(read.problems) :])
+        self.training.check(*shape_of(found))
+        return found
+
+    def split(self, data: CaptionedData) -> tuple[HeadData, Evaluate | None]:
+        """What is trained on, and figures on what is not."""
+        report_problems(data.problems)
+        if self.skip_figures:
+            return data, None
+        seen, unseen = held_out(data, self.figure_items)
+        return seen, None if unseen is None else HeldOutFigures(unseen)
+
+    def figures_of_scenes(self, peaksim: Engine) -> Evaluate:
+        """Group scores on pairs of scenes that are held out."""
+        from engine.benchmarks.heads import GroupFigures
+        from engine.scorers.base import Scorer
+        from engine.scorers.learned import HeadScorer
+        from engine.scorers.registry import get_scorer
+
+        plain = get_scorer(self.name)
+        assert isinstance(plain, HeadScorer)
+
+        def with_head(trained: Head) -> Scorer:
+            return replace(plain, head=trained)
+
+        return GroupFigures(peaksim, with_head, items=self.figure_items, categories=self.categories)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,5 +254,7 @@ Train = (
     | Annotated[TrainTFGlobal, subcommand("tfglobal", description="The same over the two global embeddings.")]
     | Annotated[TrainLinear, subcommand("linear", description="One matrix between the global embeddings.")]
     | Annotated[TrainPeakPatch, subcommand("peakpatch", description="Corrections of captions and of scores.")]
+    | Annotated[TrainECN, subcommand("ecn", description="PeakPatch's correction of captions alone.")]
+    | Annotated[TrainSCN, subcommand("scn", description="PeakPatch's correction of scores alone.")]
     | Annotated[TrainFinetune, subcommand("finetune", description="All weights of a scenes model, on quads.")]
 )

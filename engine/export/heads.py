@@ -16,6 +16,7 @@ from engine.heads.base import Head, shipped_head
 from engine.heads.ecn import ECN
 from engine.heads.inputs import kept_tokens, patch_states, token_states, unit
 from engine.heads.max_sim_head import MaxSimHead
+from engine.heads.neighbourhood import Neighbourhood
 from engine.heads.pair_transformer import PairTransformer, Side
 from engine.heads.peak_patch import PeakPatch
 from engine.heads.registry import load_head
@@ -58,10 +59,12 @@ def head_parts(who: str, head: Head, images: ImageFeatures, texts: TextFeatures)
         states = patch_states(images, head.config.image_layers, patches, like)
         seen, _ = kept_tokens(texts)
         tokens = token_states(texts, head.config.text_layers, like)
-        return _pair_parts(head.name, head.transformer, states, tokens, seen)
+        sides = _PairSide(head.transformer, image=True, around=head.around), _PairSide(head.transformer, image=False)
+        return _pair_parts(head.name, sides, states, tokens, seen)
     if isinstance(head, TFGlobal):
         image, text = images.embedding[:, None], texts.embedding[:, None]
-        return _pair_parts(head.name, head.transformer, image, text, torch.ones(len(texts), 1, dtype=torch.bool))
+        sides = _PairSide(head.transformer, image=True), _PairSide(head.transformer, image=False)
+        return _pair_parts(head.name, sides, image, text, torch.ones(len(texts), 1, dtype=torch.bool))
     if isinstance(head, MaxSimHead):
         return _max_sim_parts(head, images, texts)
     if isinstance(head, PeakPatch):
@@ -73,13 +76,15 @@ def head_parts(who: str, head: Head, images: ImageFeatures, texts: TextFeatures)
 
 
 class _PairSide(nn.Module):
-    """One side of a `PairTransformer`: states to what its first layer reads of them."""
+    """One side of a `PairTransformer`, after the neighbourhood where there is one: states to what its layers read."""
 
-    def __init__(self, transformer: PairTransformer, *, image: bool) -> None:
+    def __init__(self, transformer: PairTransformer, *, image: bool, around: Neighbourhood | None = None) -> None:
         super().__init__()
-        self.transformer, self.image = transformer, image
+        self.transformer, self.image, self.around = transformer, image, around
 
     def forward(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        if self.around is not None:
+            states = self.around(states)
         # The mask only passes through.
         kept = torch.ones(1, 1, dtype=torch.bool)
         side = (self.transformer.image_side if self.image else self.transformer.text_side)(states, kept)
@@ -97,11 +102,13 @@ class _Pairs(nn.Module):
         return (self.transformer.pairs(Side(*sides[:3]), Side(*sides[3:])),)
 
 
-def _pair_parts(name: str, transformer: PairTransformer, image: Tensor, text: Tensor, seen: Tensor) -> list[HeadPart]:
+def _pair_parts(
+    name: str, sides: tuple[_PairSide, _PairSide], image: Tensor, text: Tensor, seen: Tensor
+) -> list[HeadPart]:
     """Of TFLocal and TFGlobal: each side alone, and the pairs; a text is as long as the longest beside it."""
     parts, pairs = [], {}
-    for side, states, kept in (("image", image, torch.ones(image.shape[:2], dtype=torch.bool)), ("text", text, seen)):
-        module = _PairSide(transformer, image=side == "image")
+    whole = torch.ones(image.shape[:2], dtype=torch.bool)
+    for side, module, states, kept in (("image", sides[0], image, whole), ("text", sides[1], text, seen)):
         free = {0: BATCH} if side == "image" else {0: BATCH, 1: LENGTH}
         outputs = ("x", "qkv")
         parts.append(
@@ -112,7 +119,7 @@ def _pair_parts(name: str, transformer: PairTransformer, image: Tensor, text: Te
         pairs |= {f"{side}.x": (x, free), f"{side}.qkv": (qkv, free), f"{side}.kept": (kept, free)}
     axes = {port: free for port, (_, free) in pairs.items()} | {"scores": {0: BATCH}}
     inputs = {port: value for port, (value, _) in pairs.items()}
-    return [*parts, HeadPart(f"{name}_pairs", _Pairs(transformer), inputs, ("scores",), axes)]
+    return [*parts, HeadPart(f"{name}_pairs", _Pairs(sides[0].transformer), inputs, ("scores",), axes)]
 
 
 class _MaxSimImage(nn.Module):

@@ -28,8 +28,8 @@ def half_precision(encoder: Encoder) -> Encoder:
     again = load_encoder(encoder.spec.name, device="cpu", dtype="float16")
     if again.spec.fingerprint != encoder.spec.fingerprint:
         raise ValueError(
-            f"{encoder.spec.name}: export in fp16 reads the weights once more, and they must be {encoder.spec.fingerprint}, "
-            f"got {again.spec.fingerprint}"
+            f"{encoder.spec.name}: export in fp16 reads the weights once more, and they must be "
+            f"{encoder.spec.fingerprint}, got {again.spec.fingerprint}"
         )
     return again
 

@@ -14,11 +14,11 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from engine.features import ImageFeatures, Needs, TextFeatures
 from engine.heads.base import EncoderFacts, Head, HeadConfig
 from engine.heads.inputs import chosen_layers, grid_of, kept_tokens, patch_states, shortened, token_states, unit
+from engine.heads.neighbourhood import Neighbourhood
 from engine.ops.max_sim import max_sim, max_sim_pairs
 
 
@@ -77,22 +77,6 @@ class MaxSimHeadConfig(HeadConfig):
         )
 
 
-class ImageSide(nn.Module):
-    """Frozen patch states to patch vectors, each made of its neighbourhood: `(B, P, states)` to `(B, P, dim)`."""
-
-    def __init__(self, states: int, config: MaxSimHeadConfig) -> None:
-        super().__init__()
-        self.grid = config.grid
-        self.inward = nn.Sequential(nn.LayerNorm(states), nn.Linear(states, config.width), nn.GELU())
-        self.around = nn.Conv2d(config.width, config.width, 2 * config.reach + 1, padding=config.reach)
-        self.outward = nn.Linear(config.width, config.dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.inward(x)
-        x = self.around(x.transpose(1, 2).unflatten(2, self.grid)).flatten(2).transpose(1, 2)
-        return self.outward(functional.gelu(x))
-
-
 class TextLayer(nn.Module):
     """One pre-norm self-attention layer with its MLP, `(B, T, width)` to the same."""
 
@@ -132,7 +116,9 @@ class MaxSimHead(Head):
         super().__init__(config, encoder=encoder, fingerprint=fingerprint)
         patch_width = len(config.image_layers) * config.image_width
         token_width = len(config.text_layers) * config.text_width
-        self.image_side = ImageSide(patch_width, config)
+        self.image_side = Neighbourhood(
+            patch_width, config.grid, width=config.width, reach=config.reach, out=config.dim
+        )
         self.text_in = nn.Sequential(nn.LayerNorm(token_width), nn.Linear(token_width, config.width))
         self.text_layer = TextLayer(config.width, config.heads)
         self.text_norm = nn.LayerNorm(config.width)

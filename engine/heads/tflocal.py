@@ -17,6 +17,7 @@ from torch import Tensor
 from engine.features import ImageFeatures, Needs, TextFeatures
 from engine.heads.base import EncoderFacts, Head, HeadConfig
 from engine.heads.inputs import chosen_layers, grid_of, kept_tokens, patch_states, shortened, token_states
+from engine.heads.neighbourhood import Neighbourhood
 from engine.heads.pair_transformer import PairSizes, PairTransformer, Side, head_count
 
 
@@ -32,6 +33,9 @@ class TFLocalConfig(HeadConfig):
     """Attention heads; 0 gives each 64 numbers."""
     mlp: int = 0
     """Width of the MLPs; 0 takes four times the width."""
+    reach: int = 0
+    """How many patches beyond itself, on every side, a patch is read with: above 0 by a small convolution before the
+    transformer. 0 reads it alone, as in the paper."""
     image_layers: tuple[int, ...] = ()
     """Image blocks, from 1, whose patches are read; none takes the last."""
     text_layers: tuple[int, ...] = ()
@@ -42,6 +46,10 @@ class TFLocalConfig(HeadConfig):
     """Width of the encoder's text states; 0 takes its own."""
     grid: tuple[int, ...] = ()
     """Rows and columns of the encoder's patches; none takes its own."""
+
+    def __post_init__(self) -> None:
+        if self.reach < 0:
+            raise ValueError(f"TFLocalConfig: reach must be at least 0, got {self.reach}")
 
     def fitted(self, encoder: EncoderFacts) -> TFLocalConfig:
         who = TFLocal.name
@@ -67,8 +75,14 @@ class TFLocalConfig(HeadConfig):
                 "TFLocalConfig: needs at least one layer and a width that is a multiple of heads, got "
                 f"{self.layers} layers, width {self.width}, {self.heads} heads"
             )
-        image, text = len(self.image_layers) * self.image_width, len(self.text_layers) * self.text_width
+        text = len(self.text_layers) * self.text_width
+        image = self.width if self.reach else self.patch_width
         return PairSizes(image, text, self.width, self.layers, self.heads, self.mlp)
+
+    @property
+    def patch_width(self) -> int:
+        """Width of the patch states, all layers side by side."""
+        return len(self.image_layers) * self.image_width
 
 
 class TFLocal(Head):
@@ -81,6 +95,11 @@ class TFLocal(Head):
     def __init__(self, config: TFLocalConfig, *, encoder: str = "", fingerprint: str = "") -> None:
         super().__init__(config, encoder=encoder, fingerprint=fingerprint)
         self.transformer = PairTransformer(config.sizes)
+        self.around: Neighbourhood | None = None
+        if config.reach:
+            self.around = Neighbourhood(
+                config.patch_width, config.grid, width=config.width, reach=config.reach, out=config.width
+            )
 
     def needs(self) -> Needs:
         """Hidden states of the layers it was configured with."""
@@ -90,6 +109,8 @@ class TFLocal(Head):
         """Both sides projected, each row once."""
         like = self.transformer.score_token
         patches = patch_states(images, self.config.image_layers, math.prod(self.config.grid), like)
+        if self.around is not None:
+            patches = self.around(patches)
         texts = shortened(texts)
         seen, _ = kept_tokens(texts)
         whole = torch.ones(patches.shape[:2], dtype=torch.bool, device=patches.device)

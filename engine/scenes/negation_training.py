@@ -2,7 +2,7 @@
 
 A denial of something absent is *true* of its picture and must never serve as its negative; a denial of something
 present is *false* (the caution in Alhamoud et al. 2025, arXiv 2501.09425). Scenes, denied phrases and wordings keep to
-what training may show.
+what training may show unless others are asked for.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.choices import check_choice
 from engine.scenes.captions import absent_phrase, caption_for, phrase
 from engine.scenes.items import picture_of
 from engine.scenes.settings import STANDARD
@@ -19,6 +20,7 @@ from engine.scenes.wordings import DENIALS, QUESTION_KINDS, WordingSet, check_se
 from engine.scenes.world import Group, SceneSpec, pick, sample_scene
 
 TRAINING_SETS: tuple[WordingSet, ...] = ("training", "benchmark")
+EXAMPLE_SPLITS = ("in_domain", "held_out")
 
 
 @dataclass(frozen=True)
@@ -47,15 +49,18 @@ class NegationExample:
         return picture_of(self.scene, self.render_seed, STANDARD)
 
 
-def negation_examples(n: int, *, seed: int, sets: tuple[str, ...] = TRAINING_SETS) -> list[NegationExample]:
+def negation_examples(
+    n: int, *, seed: int, sets: tuple[str, ...] = TRAINING_SETS, split: str = "in_domain"
+) -> list[NegationExample]:
     """`n` examples; kinds rotate over their three, right places over 0-3.
 
     Args:
         n: how many; the first of a longer list are those of a shorter one.
         seed: decides everything.
         sets: the wordings used, of `engine.scenes.wordings.WORDINGS`.
+        split: `"in_domain"`, or `"held_out"` for combinations that training never shows.
 
-    Raises ValueError for `n` below 1 or an unknown set.
+    Raises ValueError for `n` below 1, an unknown set or split.
 
     >>> example = negation_examples(1, seed=0)[0]
     >>> example.kind, len(set(example.options))
@@ -64,17 +69,18 @@ def negation_examples(n: int, *, seed: int, sets: tuple[str, ...] = TRAINING_SET
     if n < 1:
         raise ValueError(f"negation_examples: n must be at least 1, got {n}")
     check_sets(sets)
+    check_choice("negation_examples", "split", split, EXAMPLE_SPLITS)
     rng = np.random.default_rng((seed, 103))
     found: list[NegationExample] = []
     while len(found) < n:
-        example = _example(rng, len(found), sets)
+        example = _example(rng, len(found), sets, split)
         if example is not None:
             found.append(example)
     return found
 
 
-def _example(rng: np.random.Generator, index: int, sets: tuple[str, ...]) -> NegationExample | None:
-    scene = sample_scene(rng, split="in_domain")
+def _example(rng: np.random.Generator, index: int, sets: tuple[str, ...], split: str) -> NegationExample | None:
+    scene = sample_scene(rng, split=split)
     groups = scene.groups
     absent, denied = absent_phrase(groups, rng), absent_phrase(groups, rng)
     if len(groups) < 2 or absent is None or denied is None:

@@ -111,6 +111,9 @@ def exported_head(encoder: ExportedEncoder, name: str) -> Head | None:
     graphs = {key: encoder.graphs[key] for key in stated["graphs"]}
     if isinstance(head, TFLocal | TFGlobal):
         head.transformer = GraphPairs(head.transformer, graphs, name)
+        if isinstance(head, TFLocal):
+            # The image's graph begins with it.
+            head.around = None
     else:
         assert isinstance(head, ExportedMaxSimHead | ExportedPeakPatch)
         head.graphs = graphs

@@ -126,7 +126,11 @@ def _trails(tokens: list[Token], core: int, index: int) -> bool:
 
 def is_plural(token: Token) -> bool:
     """Tell whether a word looks like a plural noun."""
-    low = token.low
+    return looks_plural(token.low)
+
+
+def looks_plural(low: str) -> bool:
+    """Tell whether a word in lower case looks like a plural noun."""
     return (low.endswith("s") and not low.endswith(("ss", "us", "is"))) or low in (
         "men",
         "women",

@@ -47,7 +47,11 @@ class RulesSegmenter:
             >>> [s.text for s in RulesSegmenter().segment(["a small red circle and two stars"])[0]]
             ['a small red circle', 'two stars']
         """
-        return [_segments(caption, _tag_by_rules(_prepare(caption))) for caption in _check(captions)]
+        return [_segments(caption, tokens) for caption, tokens in zip(captions, self.tag(captions), strict=True)]
+
+    def tag(self, captions: Sequence[str]) -> list[list[Token]]:
+        """The words of each caption with their parts."""
+        return [_tag_by_rules(_prepare(caption)) for caption in _check(captions)]
 
 
 class SpacySegmenter:
@@ -72,13 +76,20 @@ class SpacySegmenter:
         with self._lock:
             fresh = list(dict.fromkeys(caption for caption in wanted if caption not in self._seen))
             found = {caption: self._seen[caption] for caption in wanted if caption in self._seen}
-            found.update(zip(fresh, map(tuple, self._split(fresh)), strict=True))
+            split = (_segments(*pair) for pair in zip(fresh, self._tagged(fresh), strict=True))
+            found.update(zip(fresh, map(tuple, split), strict=True))
             self._seen.update((caption, found[caption]) for caption in fresh)
             while len(self._seen) > _CACHED_CAPTIONS:
                 del self._seen[next(iter(self._seen))]
         return [list(found[caption]) for caption in wanted]
 
-    def _split(self, captions: list[str]) -> Iterable[list[Segment]]:
+    def tag(self, captions: Sequence[str]) -> list[list[Token]]:
+        """The words of each caption with their parts."""
+        wanted = _check(captions)
+        with self._lock:
+            return list(self._tagged(wanted))
+
+    def _tagged(self, captions: list[str]) -> Iterable[list[Token]]:
         from spacy.tokens import Doc
 
         rows = [_prepare(caption) for caption in captions]
@@ -90,8 +101,8 @@ class SpacySegmenter:
             gaps = [token.end < len(caption) and caption[token.end].isspace() for token in tokens]
             docs.append(Doc(self._nlp.vocab, words=words, spaces=gaps))
         tagged = self._nlp.pipe(docs, batch_size=256)
-        for caption, tokens, doc in zip(captions, rows, tagged, strict=True):
-            yield _segments(caption, _tag_by_model(tokens, doc))
+        for tokens, doc in zip(rows, tagged, strict=True):
+            yield _tag_by_model(tokens, doc)
 
 
 def get_segmenter(name: str = "auto") -> Segmenter:

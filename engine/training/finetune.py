@@ -88,6 +88,7 @@ class PixelQuads:
 
     items: tuple[ControlledItem, ...]
     tokenizer: WordTokenizer
+    source: str = ""
 
     def __len__(self) -> int:
         return len(self.items)

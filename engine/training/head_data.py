@@ -60,6 +60,11 @@ class HeadData:
     def __len__(self) -> int:
         return len(self.images) // self.images_per_item
 
+    @property
+    def source(self) -> str:
+        """What a run of this data must find again to go on; empty where its settings and store say it."""
+        return ""
+
     def batch(self, items: Tensor) -> tuple[ImageFeatures, TextFeatures]:
         """Features of these items: first the B images and texts of the pairs, then the B hard negatives of each."""
         return (

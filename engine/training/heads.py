@@ -36,6 +36,8 @@ Objective = Callable[[Any, Any, Any], Tensor]
 class Batches(Protocol):
     """Items that can be had by number; images and texts of a batch can be moved to a device."""
 
+    @property
+    def source(self) -> str: ...
     def __len__(self) -> int: ...
     def batch(self, items: Tensor) -> tuple[Any, Any]: ...
 
@@ -43,6 +45,14 @@ class Batches(Protocol):
 Loss = Literal["quads", "batch", "captions", "images", "pairs"]
 Precision = Literal["float32", "bfloat16"]
 LOSSES = get_args(Loss)
+# Images and texts an item that each loss needs.
+WANTED: dict[Loss, tuple[int, int]] = {
+    "quads": (2, 2),
+    "batch": (1, 1),
+    "captions": (1, 2),
+    "images": (2, 1),
+    "pairs": (2, 2),
+}
 
 
 @dataclass(frozen=True)
@@ -94,19 +104,14 @@ class HeadTrainConfig:
                 f"{self.batch_weight} with {self.loss!r}"
             )
 
-    def check(self, data: HeadData) -> None:
-        """Raise ValueError when the data lack what the loss needs."""
-        images, texts = {
-            "quads": (2, 2),
-            "batch": (1, 1),
-            "captions": (1, 2),
-            "images": (2, 1),
-            "pairs": (2, 2),
-        }[self.loss]
-        if data.images_per_item < images or data.texts_per_item < texts:
+    def check(self, images_per_item: int, texts_per_item: int) -> None:
+        """Raise ValueError when items of so many images and texts lack what the loss needs."""
+        images, texts = WANTED[self.loss]
+        if images_per_item < images or texts_per_item < texts:
+            fitting = [loss for loss, (i, t) in WANTED.items() if i <= images_per_item and t <= texts_per_item]
             raise ValueError(
-                f"train: loss {self.loss!r} needs {images} images and {texts} texts an item, got "
-                f"{data.images_per_item} and {data.texts_per_item}"
+                f"train: loss {self.loss!r} needs {images} images and {texts} texts an item, got {images_per_item} and "
+                f"{texts_per_item}; these data fit {' or '.join(fitting)} (and batch_weight 0)"
             )
 
     def objective(self, head: Head, images: ImageFeatures, texts: TextFeatures) -> Tensor:
@@ -114,8 +119,7 @@ class HeadTrainConfig:
         size = self.batch_size
         scale = head.scale()
         if self.loss != "quads":
-            wanted = {"batch": (1, 1), "captions": (1, 2), "images": (2, 1), "pairs": (2, 2)}[self.loss]
-            rows, columns = (torch.arange(each * size) for each in wanted)
+            rows, columns = (torch.arange(each * size) for each in WANTED[self.loss])
             return contrastive_loss(scale * head.matrix(images[rows], texts[columns]))
         pair = torch.arange(size)
         # Image i, i, n, n with text i, n, i, n, where n is the hard negative of i.
@@ -132,9 +136,12 @@ class HeadTrainConfig:
 class HeadRun:
     """State of one training: the head, its optimiser, and how far it is."""
 
-    def __init__(self, head: Trainable, config: HeadTrainConfig, objective: Objective | None = None) -> None:
+    def __init__(
+        self, head: Trainable, config: HeadTrainConfig, objective: Objective | None = None, *, source: str = ""
+    ) -> None:
         self.head = head
         self.config = config
+        self.source = source
         self.objective: Objective = objective or config.objective
         weights = [weight for weight in head.parameters() if weight.requires_grad]
         self.optimizer = torch.optim.AdamW(
@@ -222,6 +229,7 @@ class HeadRun:
         for free in ("output", "threads", "checkpoint_every", "evaluate_every", "log_every"):
             settings.pop(free)
         held = {"head": self.head.name, "fingerprint": self.head.fingerprint, "config": asdict(self.head.config)}
+        held |= {"data": self.source} if self.source else {}
         return json.dumps(settings | held, sort_keys=True)
 
 
@@ -250,11 +258,11 @@ def train_head(
     that is not finite.
     """
     if isinstance(data, HeadData) and objective is None:
-        config.check(data)
+        config.check(data.images_per_item, data.texts_per_item)
     threads = torch.get_num_threads()
     torch.set_num_threads(config.threads or threads)
     try:
-        return _train(HeadRun(head, config, objective), data, evaluate, report)
+        return _train(HeadRun(head, config, objective, source=data.source), data, evaluate, report)
     finally:
         torch.set_num_threads(threads)
 

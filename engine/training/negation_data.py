@@ -8,14 +8,13 @@ questions are NegBench's, with the kind of the right answer drawn evenly.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from os import PathLike
 from pathlib import Path
 
 import numpy as np
 
+from engine.datasets.captioned import CaptionedItem
 from engine.scenes.captions import with_article
 from engine.scenes.negation_training import TRAINING_SETS, NegationExample, negation_examples
 from engine.scenes.wordings import QUESTION_KINDS, WORDINGS
@@ -60,15 +59,6 @@ class NegationRow:
         return self.image if isinstance(self.image, Path) else self.image.image()
 
 
-@dataclass(frozen=True)
-class LabelledPicture:
-    """A picture, its captions, and the categories of what is in it."""
-
-    path: Path
-    captions: tuple[str, ...]
-    present: tuple[str, ...]
-
-
 def scene_rows(n: int, *, seed: int = 0, sets: tuple[str, ...] = TRAINING_SETS) -> list[NegationRow]:
     """`n` rows of rendered scenes; arguments and errors as for `negation_examples`."""
     return [
@@ -79,9 +69,9 @@ def scene_rows(n: int, *, seed: int = 0, sets: tuple[str, ...] = TRAINING_SETS) 
 
 
 def photo_rows(
-    pictures: Sequence[LabelledPicture], *, seed: int = 0, captions_per_image: int = 3
+    pictures: Sequence[CaptionedItem], *, seed: int = 0, captions_per_image: int = 3
 ) -> list[NegationRow]:
-    """Rows of pictures with captions and categories; pictures of fewer than two categories are left out.
+    """Rows of picture files with captions and categories; pictures of fewer than two categories are left out.
 
     What is denied truly is a category of other pictures that is absent from this one and that its captions do not
     name. Right places and kinds rotate. Raises ValueError when no picture can be used.
@@ -95,8 +85,9 @@ def photo_rows(
         present = sorted(set(picture.present))
         if len(present) < 2 or not absent:
             continue
+        assert picture.image.path is not None  # what has categories is read from files
         for caption in picture.captions[:captions_per_image]:
-            rows.append(_photo_row(picture.path, caption.strip(), (present, absent), rng, len(rows)))
+            rows.append(_photo_row(picture.image.path, caption, (present, absent), rng, len(rows)))
     if not rows:
         raise ValueError(
             f"photo_rows: needs a picture of two categories and a caption that others lack, got none in {len(pictures)}"
@@ -131,29 +122,3 @@ def deny(caption: str, name: str, template: str) -> str:
     body = caption if template.endswith("{c}") else caption.rstrip(" .")
     text = template.format(c=body, n=name, an=article, An=article[0].upper() + article[1:])
     return text if text.endswith(".") or template.endswith("{c}") else text + "."
-
-
-def read_coco(
-    captions: str | PathLike[str], instances: str | PathLike[str], folder: str | PathLike[str]
-) -> list[LabelledPicture]:
-    """Pictures of COCO's JSON files of captions and of instances, in the order of the captions file.
-
-    Raises FileNotFoundError for a file that is not there, ValueError for one that is not of COCO's form.
-    """
-    try:
-        told, seen = (json.loads(Path(path).read_text(encoding="utf-8")) for path in (captions, instances))
-        files = {image["id"]: image["file_name"] for image in told["images"]}
-        names = {category["id"]: category["name"] for category in seen["categories"]}
-        sentences: dict[int, list[str]] = {key: [] for key in files}
-        for entry in told["annotations"]:
-            sentences[entry["image_id"]].append(entry["caption"])
-        present: dict[int, set[str]] = {key: set() for key in files}
-        for entry in seen["annotations"]:
-            if entry["image_id"] in present:
-                present[entry["image_id"]].add(names[entry["category_id"]])
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"read_coco: {captions} and {instances} must be COCO's annotations ({error!r})") from error
-    return [
-        LabelledPicture(Path(folder) / name, tuple(sentences[key]), tuple(sorted(present[key])))
-        for key, name in files.items()
-    ]

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from engine.datasets.captioned import Problem
 from engine.encoders.base import EncoderSpec
 from engine.encoders.scenes_model import ScenesModelConfig
 from engine.engine import Engine
@@ -23,6 +24,7 @@ from engine.heads.base import Head
 from engine.heads.inputs import shortened
 from engine.heads.peak_patch import Captions, PeakPatch, PeakPatchConfig
 from engine.store import FeatureStore, Manifest
+from engine.training.encoded_pictures import encoded_pictures, unread_rows
 from engine.training.head_data import SHARD_ROWS, HeadData, Told
 from engine.training.heads import Evaluate, HeadTrainConfig, Report, train_head
 from engine.training.losses import contrastive_loss
@@ -32,15 +34,30 @@ from engine.training.peak_patch_losses import choice_loss, keep_loss, regression
 
 @dataclass(frozen=True)
 class NegationData(HeadData):
-    """Stored features of N rows: one image and `TEXTS` texts each, `ROLES` first, then the right answer."""
+    """Stored features of N rows: one image and `TEXTS` texts each, `ROLES` first, then the right answer.
+
+    `unread` are rows whose picture cannot be read; `problems` names them. The others are the items.
+    """
 
     texts_per_item: int = TEXTS
+    unread: frozenset[int] = frozenset()
+    problems: tuple[Problem, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.texts) != TEXTS * len(self.images):
             raise ValueError(
                 f"NegationData: texts must come {TEXTS} an image, got {len(self.texts)} for {len(self.images)}"
             )
+
+    def __len__(self) -> int:
+        return len(self.images) - len(self.unread)
+
+    def batch(self, items: Tensor) -> tuple[ImageFeatures, TextFeatures]:
+        """As `HeadData.batch`, of the rows whose pictures can be read."""
+        if self.unread:
+            kept = torch.tensor([row for row in range(len(self.images)) if row not in self.unread])
+            items = kept[items]
+        return super().batch(items)
 
 
 def head_for(encoder: EncoderSpec, config: PeakPatchConfig) -> PeakPatchConfig:
@@ -58,7 +75,7 @@ def negation_data(
 
     The store's name follows from encoder, needs and texts, so that seeds share it, and ablations that are given the
     needs of the whole head. `told` is called with (what is being encoded, rows done, rows in all). Raises what
-    `FeatureStore` raises.
+    `FeatureStore` raises. Pictures that cannot be read are left out.
     """
     # Each answer is scored by itself, so their order means nothing: the right one goes first.
     texts = [text for row in rows for text in (*row.texts[: len(ROLES)], *_right_first(row))]
@@ -66,9 +83,7 @@ def negation_data(
     source = hashlib.sha256("\n".join([fingerprint, str(needs), *texts]).encode()).hexdigest()[:16]
 
     def encode_images(start: int, stop: int) -> ImageFeatures:
-        found = engine.encode_images([row.source() for row in rows[start:stop]])
-        # Names and places serve explanations, which training has no use for.
-        return replace(found, ids=None, sizes=None, views=None)
+        return encoded_pictures(engine, Needs(), [row.source for row in rows[start:stop]], stores["images"], start)
 
     def encode_texts(start: int, stop: int) -> TextFeatures:
         found = shortened(engine.encode_texts(texts[start:stop], scorer=needs))
@@ -80,7 +95,9 @@ def negation_data(
         stores[kind] = FeatureStore.create(folder / source / kind, manifest)
         told_of = None if told is None else (lambda done, total, kind=kind: told(kind, done, total))
         stores[kind].fill(encode, progress=told_of)
-    return NegationData(stores["images"], stores["texts"])
+    unread = unread_rows(stores["images"])
+    problems = tuple(Problem(str(rows[row].image), reason) for row, reason in sorted(unread.items()))
+    return NegationData(stores["images"], stores["texts"], unread=frozenset(unread), problems=problems)
 
 
 def regression_objective(head: Head, images: ImageFeatures, texts: TextFeatures) -> Tensor:

@@ -1,0 +1,81 @@
+"""Which data `peaksim train` takes: rendered scenes, or captioned pictures of one's own in three formats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.cli.options import OptionalFile, OptionalFolder, Shared
+from engine.cli.tables import report
+from engine.datasets.captioned import CaptionedImages, Problem
+from engine.datasets.coco import read_coco
+from engine.datasets.trohn import read_trohn
+from engine.datasets.web_dataset import read_web_dataset
+
+SCENES = "scenes"
+KINDS = "scenes, coco:FILE.json, trohn:FILE.csv or webdataset:PATTERN"
+# Problems that are named before they are only counted.
+NAMED = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnData(Shared):
+    """Options that name the data."""
+
+    data: str = SCENES
+    """Rendered scenes, or your own: coco:CAPTIONS.json, trohn:ROWS.csv or "webdataset:SHARDS-*.tar"."""
+    images: OptionalFolder = None
+    """Folder of the pictures of coco and trohn."""
+    negative_images: OptionalFolder = None
+    """Folder of trohn's negative pictures; by default that of the pictures."""
+    instances: OptionalFile = None
+    """COCO's JSON of instances, which says what is in each picture, and so what is not."""
+
+    @property
+    def on_scenes(self) -> bool:
+        """Whether the data are rendered."""
+        if self.data != SCENES:
+            return False
+        given = [name for name in ("images", "negative_images", "instances") if getattr(self, name) is not None]
+        if given:
+            option = given[0].replace("_", "-")
+            raise ValueError(f"--{option}: goes with data of your own ({KINDS}), got --data {SCENES}")
+        return True
+
+    def read(self) -> CaptionedImages:
+        """The user's data; what was left out is reported.
+
+        Raises ValueError for another kind, options that do not belong to it, and what the readers raise.
+        """
+        kind, _, place = self.data.partition(":")
+        if kind not in ("coco", "trohn", "webdataset") or not place:
+            raise ValueError(f"--data: must be {KINDS}, got {self.data!r}")
+        belong: dict[str, tuple[str, ...]] = {
+            "coco": ("images", "instances"), "trohn": ("images", "negative_images"), "webdataset": ()
+        }  # fmt: skip
+        for name in ("images", "negative_images", "instances"):
+            option = name.replace("_", "-")
+            if getattr(self, name) is not None and name not in belong[kind]:
+                raise ValueError(f"--{option}: {kind} has no use for it")
+        if kind == "webdataset":
+            found = read_web_dataset(place)
+        elif self.images is None:
+            raise ValueError(f"--images: {kind} needs the folder of its pictures")
+        elif kind == "coco":
+            found = read_coco(place, self.images, self.instances)
+        else:
+            found = read_trohn(place, self.images, self.negative_images)
+        report(f"{len(found)} items")
+        report_problems(found.problems)
+        return found
+
+
+def report_problems(problems: tuple[Problem, ...]) -> None:
+    """Say what was left out: the first few by name, the others by their number."""
+    for problem in problems[:NAMED]:
+        report(f"left out {problem}")
+    if len(problems) > NAMED:
+        report(f"left out {len(problems) - NAMED} more")
+
+
+NegativesOption = Literal["auto", "file", "swaps", "negation", "none"]

@@ -1,0 +1,187 @@
+"""The section on what is worth training: heads and full fine-tuning, three kinds of negatives, equal budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from engine.benchmarks.heads import GroupFigures
+from engine.engine import load
+from engine.heads.base import shipped_head
+from engine.heads.registry import load_head
+from engine.metrics import bootstrap_interval
+from engine.results.comparison_runs import (
+    ARMS,
+    BATCH,
+    CATEGORIES,
+    FINETUNE,
+    GROUP,
+    ITEMS,
+    SPLITS,
+    STEPS,
+    Cell,
+    Comparison,
+    cells,
+    read_lines,
+    with_head,
+)
+from engine.results.figures import Figure, compare_figures
+from engine.results.run import Run
+from engine.training.negatives import NEGATIVES
+
+NAME = "comparison"
+# Shipped are those of seed 0 trained on quads, a rule fixed before any was measured.
+SHIPPED = ("tflocal", "tfglobal", "linear")
+SHIPPED_NEGATIVES, SHIPPED_SEED = "quads", 0
+QUICK_ITEMS = 25
+CHANCE = 1 / 6
+TITLES = {"in_domain": "In domain", "held_out": "Held-out combinations"}
+NEGATIVES_IN_WORDS = {
+    "in_batch": "in-batch only",
+    "captions": "and hard captions",
+    "quads": "and 2 × 2 pairs",
+}
+
+
+class Claim(NamedTuple):
+    """That one arm (with its negatives) is above another on held-out combinations; None stands for chance."""
+
+    words: str
+    better: tuple[str, str]
+    worse: tuple[str, str] | None
+
+
+CLAIMS = (
+    Claim("`tflocal` above `tfglobal`", ("tflocal", "quads"), ("tfglobal", "quads")),
+    Claim("`tflocal` above full fine-tuning", ("tflocal", "quads"), (FINETUNE, "quads")),
+    Claim("`tflocal`: 2 × 2 pairs above hard captions", ("tflocal", "quads"), ("tflocal", "captions")),
+    Claim("`tflocal`: hard captions above chance", ("tflocal", "captions"), None),
+    Claim("`tflocal`: in-batch negatives above chance", ("tflocal", "in_batch"), None),
+    Claim("`max_sim_head` above `tflocal`", ("max_sim_head", "quads"), ("tflocal", "quads")),
+)
+
+
+def train(run: Run) -> None:
+    """Train the cells that are not measured in this work folder yet, and put their lines where the section reads."""
+    comparison = Comparison(run, run.figures / f"{NAME}.jsonl", run.figures / f"{NAME}-logs.jsonl")
+    for cell in cells():
+        comparison.make(cell)
+
+
+def section(run: Run) -> str:
+    """The tables of the committed lines, after the shipped heads have met theirs; raises ResultsDiffer otherwise."""
+    path = run.figures / f"{NAME}.jsonl"
+    lines = read_lines(path)
+    if not lines:
+        raise FileNotFoundError(f"results: {path} is missing or empty; `make results-train` writes it")
+    compare_figures(path.name, _committed(lines), _shipped(run))
+    return "\n\n".join([_head(lines), *(_table(lines, split) for split in SPLITS), _claims(lines)])
+
+
+def _committed(lines: Sequence[Mapping[str, Any]]) -> list[Figure]:
+    """The figures of the shipped heads."""
+    return [
+        Figure(
+            f"{line['arm']} {line['split']} {line['category']}",
+            line["items"],
+            line["value"],
+            line["low"],
+            line["high"],
+        )
+        for line in lines
+        if (line["negatives"], line["seed"]) == (SHIPPED_NEGATIVES, SHIPPED_SEED)
+    ]
+
+
+def _shipped(run: Run) -> list[Figure]:
+    """The shipped heads, measured."""
+    peaksim = load("scenes", device="cpu")
+    items = run.items(ITEMS, QUICK_ITEMS)
+    found = []
+    for split in SPLITS[1:] if run.quick else SPLITS:
+        measure = GroupFigures(peaksim, with_head, items=items, categories=CATEGORIES, split=split, seed=2026)
+        for name in SHIPPED:
+            run.progress(f"{split}: {name}", 0, 1)
+            head = load_head(shipped_head(name), fingerprint=peaksim.spec.fingerprint)
+            for category, outcome in measure.outcomes(head).items():
+                found.append(Figure.of(f"{name} {split} {category}", items, bootstrap_interval(outcome)))
+    return found
+
+
+def _head(lines: Sequence[Mapping[str, Any]]) -> str:
+    seeds = sorted({line["seed"] for line in lines})
+    absent = [cell.name for cell in cells() if cell not in {_cell(line) for line in lines}]
+    words = (
+        "## What is worth training\n\n"
+        "Heads on the frozen model and full fine-tuning of it, each with three kinds of negatives and the same budget: "
+        f"{STEPS} steps of {BATCH} quads ({STEPS * BATCH:,} of 8,000, in the same order of each seed). The loss is "
+        f"symmetric InfoNCE within groups of {GROUP} (*in-batch only*), plus each image against its own hard-negative "
+        "caption (*and hard captions*), or plus the cross-entropy within each quad (*and 2 × 2 pairs*). Group score in "
+        f"per cent: mean over seeds {', '.join(map(str, seeds))} ± half the mean 95 % interval over {ITEMS} items of "
+        "one seed (lowest–highest seed); chance 16.7. Every run stands in `docs/results/comparison.jsonl`, its log in "
+        "`comparison-logs.jsonl`."
+    )
+    return words + (f" Not run: {', '.join(absent)}." if absent else "")
+
+
+def _table(lines: Sequence[Mapping[str, Any]], split: str) -> str:
+    rows = [
+        f"### {TITLES[split]}\n",
+        "| trained | negatives | parameters | s a run | " + " | ".join(map(str.capitalize, CATEGORIES)) + " |",
+        "|---" * (4 + len(CATEGORIES)) + "|",
+    ]
+    for arm in ARMS:
+        for negatives in NEGATIVES:
+            own = [line for line in lines if (line["arm"], line["negatives"], line["split"]) == (arm, negatives, split)]
+            if not own:
+                continue
+            seconds = sum(line["seconds"] for line in own) / len(own)
+            cells_ = [_range([line for line in own if line["category"] == category]) for category in CATEGORIES]
+            words = NEGATIVES_IN_WORDS[negatives]
+            rows.append(
+                f"| `{arm}` | {words} | {own[0]['parameters']:,} | {seconds:.0f} | " + " | ".join(cells_) + " |"
+            )
+    return "\n".join(rows)
+
+
+def _range(lines: Sequence[Mapping[str, Any]]) -> str:
+    """``52.0 ± 6.8 (49–57)``; without the range for a single seed."""
+    values = [100 * line["value"] for line in lines]
+    half = 50 * sum(line["high"] - line["low"] for line in lines) / len(lines)
+    words = f"{sum(values) / len(values):.1f} ± {half:.1f}"
+    return words + (f" ({min(values):.0f}–{max(values):.0f})" if len(values) > 1 else "")
+
+
+def _claims(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Which expectations hold on held-out combinations, in every seed and by more than the intervals."""
+    rows = [
+        "### What was expected, on held-out combinations\n",
+        "*yes*: above in every seed, intervals apart; *no*: in no seed; otherwise in how many seeds.\n",
+        "| expected | " + " | ".join(map(str.capitalize, CATEGORIES)) + " |",
+        "|---" * (1 + len(CATEGORIES)) + "|",
+    ]
+    held = {
+        (line["arm"], line["negatives"], line["seed"], line["category"]): line
+        for line in lines
+        if line["split"] == "held_out"
+    }
+    for claim in CLAIMS:
+        verdicts = [_verdict(claim, held, category) for category in CATEGORIES]
+        rows.append(f"| {claim.words} | " + " | ".join(verdicts) + " |")
+    return "\n".join(rows)
+
+
+def _verdict(claim: Claim, held: Mapping[tuple[str, str, int, str], Mapping[str, Any]], category: str) -> str:
+    found = []
+    for seed in sorted({key[2] for key in held}):
+        better = held.get((*claim.better, seed, category))
+        worse = {"high": CHANCE} if claim.worse is None else held.get((*claim.worse, seed, category))
+        if better is not None and worse is not None:
+            found.append(better["low"] > worse["high"])
+    if not found:
+        return "not run"
+    return "yes" if all(found) else f"{sum(found)} of {len(found)}" if any(found) else "no"
+
+
+def _cell(line: Mapping[str, Any]) -> Cell:
+    return Cell(line["arm"], line["negatives"], line["seed"])

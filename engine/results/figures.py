@@ -1,0 +1,74 @@
+"""Committed figures: JSON lines with intervals, and the check that a quick measurement meets them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from engine.atomic_files import written_whole
+from engine.metrics import Interval
+
+
+class ResultsDiffer(Exception):
+    """What was measured does not meet what is committed."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A share in 0..1 with its interval: of what, and over how many items."""
+
+    name: str
+    items: int
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, name: str, items: int, interval: Interval) -> Figure:
+        """The figure of an interval."""
+        return cls(name, items, interval.value, interval.low, interval.high)
+
+    def meets(self, other: Figure) -> bool:
+        """Whether both intervals have a value in common."""
+        return self.low <= other.high and other.low <= self.high
+
+    def __str__(self) -> str:
+        return f"{100 * self.value:.1f} % [{100 * self.low:.1f}, {100 * self.high:.1f}] over {self.items} items"
+
+
+def write_figures(path: Path, figures: Iterable[Figure]) -> None:
+    """One JSON line for each figure."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with written_whole(path) as unfinished:
+        unfinished.write_text("".join(json.dumps(asdict(figure)) + "\n" for figure in figures), encoding="utf-8")
+
+
+def read_figures(path: Path) -> list[Figure]:
+    """What `write_figures` wrote. Raises FileNotFoundError."""
+    if not path.is_file():
+        raise FileNotFoundError(f"results: {path} is missing; `make results` writes it")
+    return [Figure(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def check_figures(path: Path, found: Sequence[Figure]) -> None:
+    """`compare_figures` with those that are committed in `path`; raises also what `read_figures` raises."""
+    compare_figures(path.name, read_figures(path), found)
+
+
+def compare_figures(what: str, committed: Sequence[Figure], found: Sequence[Figure]) -> None:
+    """Raise ResultsDiffer naming every found figure that is not committed, or whose intervals lie apart.
+
+    Raises ValueError for nothing to compare.
+    """
+    if not found:
+        raise ValueError("compare_figures: needs at least one figure, got none")
+    known = {figure.name: figure for figure in committed}
+    faults = [
+        f"{figure.name}: found {figure}, committed {known.get(figure.name, 'nothing')}"
+        for figure in found
+        if figure.name not in known or not figure.meets(known[figure.name])
+    ]
+    if faults:
+        raise ResultsDiffer(f"{what}: {len(faults)} of {len(found)} figures are not reproduced: " + "; ".join(faults))

@@ -1,0 +1,25 @@
+"""The sections of `RESULTS.md` in their order, and the trainings behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from engine.results import scorers
+from engine.results.run import Run
+
+Section = Callable[[Run], str]
+Training = Callable[[Run], None]
+
+SECTIONS: Mapping[str, Section] = {
+    scorers.NAME: scorers.section,
+}
+# Each goes on where it was stopped, and leaves the figures that its section shows.
+TRAININGS: Mapping[str, Training] = {}
+
+
+def chosen(names: tuple[str, ...]) -> dict[str, Section]:
+    """The sections of these names, in their order; all for no name. Raises ValueError for an unknown one."""
+    for name in names:
+        if name not in SECTIONS:
+            raise ValueError(f"results: section must be one of {', '.join(SECTIONS)}, got {name!r}")
+    return {name: section for name, section in SECTIONS.items() if name in names or not names}
