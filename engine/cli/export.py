@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
@@ -42,6 +43,8 @@ class Export(Shared):
     """Text blocks, likewise."""
     max_batch: int = 64
     """Largest batch that TensorRT builds engines for."""
+    cost_items: int = 100
+    """Items of each category of the controlled benchmark on which the cost of int8 is measured."""
     check: bool = False
     """Run every graph of the folder on its golden inputs and print how far it lies from what was stored."""
     warm: Annotated[Literal["tensorrt"] | None, arg(help_behavior_hint=Optional)] = None
@@ -53,6 +56,7 @@ class Export(Shared):
 
     def run(self) -> int:
         """Do it and print the table of all outputs."""
+        from engine.encoders.export_manifest import read_manifest
         from engine.export.checking import check_export
 
         folder = self._folder()
@@ -62,7 +66,8 @@ class Export(Shared):
 
             warm_tensorrt(folder, device=self.device, told=report)
             provider = "tensorrt"
-        self._show(folder, check_export(folder, device=self.device, provider=provider))
+        rows = check_export(folder, device=self.device, provider=provider)
+        self._show(folder, rows, read_manifest(str(folder), folder).cost)
         return 0
 
     def _folder(self) -> Path:
@@ -81,11 +86,16 @@ class Export(Shared):
             text_layers=self.text_layers,
             max_batch=self.max_batch,
         )
-        return export_model(self.model, self.out, settings)
+        cost = None
+        if self.precision == "int8":
+            from engine.results.export_cost import group_score_cost
 
-    def _show(self, folder: Path, rows: list[GoldenRow]) -> None:
+            cost = group_score_cost(self.cost_items, report)
+        return export_model(self.model, self.out, settings, cost=cost)
+
+    def _show(self, folder: Path, rows: list[GoldenRow], cost: Mapping[str, Any] | None) -> None:
         if self.json:
-            show_json({"folder": str(folder), "outputs": [asdict(row) for row in rows]})
+            show_json({"folder": str(folder), "outputs": [asdict(row) for row in rows], "cost": cost})
             return
         lines = [
             (
@@ -98,4 +108,22 @@ class Export(Shared):
             for row in rows
         ]
         show_table(("output", "max abs difference", "cosine", "provider", "latency"), lines, title=str(folder))
-        show_line(f"use it as --model {folder}")
+        if cost is not None:
+            _show_cost(cost)
+        accepted = cost is None or cost["within_interval"]
+        show_line(f"use it as --model {folder}{'' if accepted else '?precision=int8'}")
+
+
+def _show_cost(cost: Mapping[str, Any]) -> None:
+    """Group scores of source and export in per cent, and what each takes for a batch."""
+    rows = []
+    for row in cost["rows"]:
+        interval = f"{100 * row['low']:.1f} to {100 * row['high']:.1f}"
+        inside = "yes" if row["export"] >= row["low"] else "no"
+        scores = (f"{100 * row['source']:.1f}", interval, f"{100 * row['export']:.1f}")
+        rows.append((f"{row['scorer']} {row['category']}", *scores, inside))
+    header = ("group score", "source", "95 % interval", "export", "within")
+    show_table(header, rows, title=f"cost on {cost['benchmark']}")
+    taken = cost["milliseconds"]
+    ratio = f"{taken['source'] / taken['export']:.2f} times as fast"
+    show_line(f"a batch of 8: source {taken['source']:.1f} ms, export {taken['export']:.1f} ms ({ratio})")
