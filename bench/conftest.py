@@ -15,6 +15,8 @@ ROWS = pytest.StashKey[list[Row]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--threads", type=int, default=1, help="threads of ours and of torch in benchmarks (default 1)")
+    parser.addoption("--large", action="store_true", help="encoders: also a model of the size of ViT-B/32")
+    parser.addoption("--compiled", action="store_true", help="encoders: also torch.compile as a baseline")
 
 
 def pytest_configure(config: pytest.Config) -> None:
