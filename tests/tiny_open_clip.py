@@ -204,6 +204,12 @@ def vit_b_32() -> OpenClipEncoder:
     )
 
 
+def write_vit_b_32(folder: Path) -> Path:
+    """The same as a folder that `open_clip:<folder>` reads."""
+    vit_b_32().save(folder)
+    return folder
+
+
 def register(folder: Path) -> None:
     """Make ``tiny-<family>`` architectures of open_clip, for checkpoints given by path."""
     folder.mkdir(parents=True, exist_ok=True)
