@@ -88,3 +88,43 @@ def test_facts_pixels_and_text_rules_travel(model, pairs):
     a, b = (each.tokenize(["A CAT, on the left!", *TEXTS]) for each in (source, exported))
     assert torch.equal(a.ids, b.ids) and torch.equal(a.end, b.end) and a.token_texts == b.token_texts
     assert min(exported.manifest.cosines.values()) > 0.99999
+
+
+@pytest.mark.parametrize("family", ["resnet", "coca"])
+def test_towers_without_aligned_patches_export_what_they_have(family, tmp_path):
+    source = load_encoder(f"open_clip:{tiny_open_clip.write_folder(tmp_path / 'model', family)}", device="cpu")
+    exported = load_exported(export_model(source, tmp_path / "out"), device="cpu")
+    assert not any(exported.spec.taps.values())
+    pixels = torch.stack([source.preprocess(picture) for picture in pictures(3)])
+    assert apart(exported.encode_pixels(pixels).embedding, source.encode_pixels(pixels).embedding) < 1e-5
+    tokens = source.tokenize(TEXTS)
+    assert torch.equal(exported.tokenize(TEXTS).ids, tokens.ids)
+    a, b = (each.encode_tokens(tokens, token_vectors=True) for each in (source, exported))
+    assert apart(b.embedding, a.embedding) < 1e-5 and apart(b.tokens, a.tokens) < 2e-5
+
+
+def test_what_no_folder_can_hold_is_refused(tmp_path):
+    name = f"hf:{tiny_transformers.write_folder(tmp_path / 'naflex', 'siglip2-naflex')}"
+    with pytest.raises(ValueError, match="export wants a square input, got a model of native aspect ratio"):
+        export_model(name, tmp_path / "out")
+    name = f"open_clip:{tiny_open_clip.write_folder(tmp_path / 'clip', 'clip')}?resize=source"
+    with pytest.raises(ValueError, match="resize='source' runs the source library's own code, which no folder can hold"):
+        export_model(name, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_vit_b_32_at_its_true_size():
+    # Not in `tmp_path`, whose folders are kept: the weights alone are 600 MB.
+    with tempfile.TemporaryDirectory() as place:
+        source = tiny_open_clip.vit_b_32()
+        folder = export_model(source, Path(place) / "out")
+        exported = load_exported(folder, device="cpu")
+        numbers = sum(parameter.numel() for parameter in source._model.parameters())
+        assert numbers == 151_277_313
+        assert 4 * numbers < (folder / "weights.bin").stat().st_size < 4.01 * numbers
+        assert exported.spec.grid == (7, 7) and exported.spec.activation == "quick_gelu"
+        assert exported.manifest.image_layers == (2, 4, 6, 12) and exported.manifest.text_layers == (6, 7, 8, 12)
+        assert min(exported.manifest.cosines.values()) > 0.99999
+        pixels = torch.stack([source.preprocess(picture) for picture in pictures(2)])
+        a, b = (each.encode_pixels(pixels, tap="projected") for each in (source, exported))
+        assert apart(b.embedding, a.embedding) < 1e-5 and apart(b.patches, a.patches) < 2e-5

@@ -157,7 +157,8 @@ class ExportedEncoder(Encoder):
         elif provider == "tensorrt":
             # Heads are small, and free in more than the batch: an engine for each shape would be built.
             provider = "cuda"
-        return open_session(self.spec.name, path, provider, device=number, options=options)
+        half = self.manifest.precision == "fp16"
+        return open_session(self.spec.name, path, provider, device=number, options=options, half=half)
 
     def _check_held(self, tower: str, layers: Sequence[int], count: int, held: Sequence[int]) -> None:
         self._check_layers(tower, layers, count)

@@ -50,7 +50,13 @@ def check_provider(who: str, provider: str) -> None:
 
 
 def open_session(
-    who: str, path: Path, provider: str, *, device: int = 0, options: Mapping[str, str] | None = None
+    who: str,
+    path: Path,
+    provider: str,
+    *,
+    device: int = 0,
+    options: Mapping[str, str] | None = None,
+    half: bool = False,
 ) -> Any:
     """A session of one graph on a provider and on no other.
 
@@ -60,6 +66,7 @@ def open_session(
         provider: of `PROVIDERS`.
         device: number of the GPU.
         options: of the provider, beside the device.
+        half: the graph computes in float16.
 
     Raises:
         ImportError: the provider is missing, or ONNX Runtime could not start it.
@@ -82,7 +89,9 @@ def open_session(
         # What TensorRT has no layer for; without it such a graph would end on the CPU.
         chosen.append((PROVIDERS["cuda"], {"device_id": str(device)}))
     try:
-        session = runtime.InferenceSession(str(path), settings, providers=chosen)
+        # The layout of convolutions for CPUs knows float32 alone: on a float16 graph ONNX Runtime 1.32 crashes in it.
+        without = ["NchwcTransformer"] if half else None
+        session = runtime.InferenceSession(str(path), settings, providers=chosen, disabled_optimizers=without)
     except Exception as error:
         # Its errors are of classes of its own, which derive from RuntimeError or from nothing but Exception.
         raise ValueError(f"{who}: ONNX Runtime cannot open {path.name} ({_first_line(error)})") from error

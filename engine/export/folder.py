@@ -297,10 +297,11 @@ def _both(
     tokens = tokenizer_of(source)(texts)
     manifest = found.manifest
     pairs: dict[str, tuple[Tensor, Tensor]] = {}
-    for tap in (None, *manifest.spec.taps):
-        layers = () if tap is None else manifest.image_layers
+    # The tap `hidden` is a part of the last layer.
+    taps = [tap for tap in manifest.spec.taps if tap != "hidden"] or [None]
+    for tap, layers in ((None, ()), *((tap, manifest.image_layers) for tap in taps)):
         a, b = (encoder.encode_pixels(pixels, tap=tap, layers=layers) for encoder in (source, found))
-        pairs[f"image embedding{'' if tap is None else f' beside {tap}'}"] = a.embedding, b.embedding
+        pairs[f"image embedding{' beside layers' if layers else ''}"] = a.embedding, b.embedding
         if a.patches is not None and b.patches is not None:
             pairs[f"patches.{tap}"] = a.patches, b.patches
         pairs |= {f"image hidden.{layer}": (a.hidden[layer], b.hidden[layer]) for layer in layers}

@@ -43,7 +43,7 @@ def warm_tensorrt(folder: str | PathLike[str], *, device: str = "auto", told: Ca
         signature = manifest.graphs[key]
         opener = partial(
             open_session, name, source / signature.file, "tensorrt", device=number,
-            options=build_options(manifest, key, target),
+            options=build_options(manifest, key, target), half=manifest.precision == "fp16",
         )  # fmt: skip
         given = {port: golden[golden_input(key, port)].to(chosen) for port in signature.inputs}
         graph = Graph(name, signature, opener)
