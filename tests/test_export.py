@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import engine
+from bench.peak_memory import resident_kib
 from engine.cli import main
 from engine.encoders.export_manifest import MANIFEST_FILE, file_facts, read_manifest
 from engine.encoders.exported import ExportedEncoder, load_exported
@@ -131,14 +133,28 @@ def test_weights_lie_once_in_the_folder(exported_scenes):
     assert state < (exported_scenes / "weights.bin").stat().st_size < 1.2 * state
 
 
+def test_changing_batch_sizes_leave_no_memory_behind(exported):
+    encoder, pixels = exported.encoder, torch.rand(16, 3, 96, 96)
+    sizes = torch.randint(1, 17, (100,), generator=torch.Generator().manual_seed(5)).tolist()
+
+    def run(size: int) -> None:
+        encoder.encode_pixels(pixels[:size], tap="projected")
+        encoder.encode_tokens(encoder.tokenize(captions(2)[:1] * size), token_vectors=True)
+
+    run(16)
+    before = resident_kib()
+    for size in sizes:
+        run(size)
+    # `bench/bench_encoder.py` runs a thousand.
+    assert resident_kib() - before < 50 << 10
+
+
 # What is refused.
 
 
 def rewrite(folder: Path, **changes: object) -> None:
     """A manifest with other facts, itself unbroken, of the files as they now are."""
     manifest = read_manifest_as_is(folder)
-    from dataclasses import replace
-
     names = [path for path in manifest.files if (folder / path).is_file()]
     replace(manifest, files={name: file_facts(folder / name) for name in names}, **changes).write(folder)
 

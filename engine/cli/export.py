@@ -35,8 +35,8 @@ class Export(Shared):
     """fp32; fp16, for GPUs; int8, for CPUs."""
     heads: Annotated[tuple[str, ...], arg(metavar="HEAD [HEAD ...]", help_behavior_hint=Optional)] = ()
     """Trained heads to export too: files that `peaksim train` wrote, or names of those shipped for `scenes`."""
-    taps: tuple[str, ...] = ("projected",)
-    """Patch taps to export; `peaksim models NAME` lists them."""
+    taps: Annotated[tuple[str, ...], arg(metavar="TAP [TAP ...]", help_behavior_hint=Optional)] = ()
+    """Patch taps to export, by default the first in the text's space; `peaksim models NAME` lists them."""
     image_layers: Annotated[tuple[int, ...], arg(help_behavior_hint=Optional)] = ()
     """Image blocks whose states are wanted beside those that heads read by default."""
     text_layers: Annotated[tuple[int, ...], arg(help_behavior_hint=Optional)] = ()

@@ -46,7 +46,7 @@ class ExportSettings:
     Attributes:
         precision: `"fp32"`; `"fp16"`, for GPUs; `"int8"`, weights and matrix products for CPUs.
         heads: trained heads: files, or names of those shipped for the embedded model.
-        taps: patch taps, of those the encoder has; `hidden` needs no graph of its own.
+        taps: patch taps, of those the encoder has; none takes its first one in the text's space. `hidden` comes anyway.
         image_layers, text_layers: 1-indexed layers whose states are wanted beside those that heads read by default.
         max_batch: largest batch that engines of TensorRT are built for.
 
@@ -55,7 +55,7 @@ class ExportSettings:
 
     precision: Precision = "fp32"
     heads: tuple[str, ...] = ()
-    taps: tuple[str, ...] = ("projected",)
+    taps: tuple[str, ...] = ()
     image_layers: tuple[int, ...] = ()
     text_layers: tuple[int, ...] = ()
     max_batch: int = 64
@@ -134,8 +134,9 @@ def _exportable(encoder: Encoder, settings: ExportSettings) -> EncoderSpec:
             "for each picture; use one of fixed resolution"
         )
     for tap in settings.taps:
-        if spec.taps and tap not in spec.taps:
-            raise ValueError(f"{spec.name}: tap must be one of {', '.join(map(repr, spec.taps))}, got {tap!r}")
+        if tap not in spec.taps:
+            known = ", ".join(map(repr, spec.taps)) or "none"
+            raise ValueError(f"{spec.name}: tap must be one of {known}, got {tap!r}")
     for tower, layers, count in (
         ("image", settings.image_layers, spec.image_layers),
         ("text", settings.text_layers, spec.text_layers),
@@ -154,7 +155,8 @@ def _written(work: _Work, spec: EncoderSpec) -> Manifest:
     wanted = [default_layers(encoder.spec), *(head.needs() for head in heads)]
     image_layers = tuple(sorted({*settings.image_layers, *(n for needs in wanted for n in needs.image_layers)}))
     text_layers = tuple(sorted({*settings.text_layers, *(n for needs in wanted for n in needs.text_layers)}))
-    taps = tuple(tap for tap in settings.taps if tap in encoder.spec.taps and tap != "hidden")
+    aligned = tuple(tap for tap, is_aligned in encoder.spec.taps.items() if is_aligned)
+    taps = tuple(tap for tap in settings.taps if tap != "hidden") or aligned[:1]
     exact = traceable_towers(encoder, taps, image_layers, text_layers)
     traced = exact
     if settings.precision == "fp16":
