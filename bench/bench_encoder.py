@@ -1,9 +1,10 @@
 """Exported encoders against torch eager and `torch.compile`, in turn: `pytest bench/bench_encoder.py`.
 
 The embedded model with its weights; `--large` adds a ViT-B/32 of random ones, `--compiled` the baseline that takes
-minutes to get ready. Global embeddings of pictures and of captions at batches of 1, 8 and 64; end to end,
-`Engine.score` of pictures and captions with every scorer; and what 1,000 batches of changing sizes leave in memory.
-Every result is checked against eager float32 before it is timed, int8 within what it is meant to lose.
+minutes to get ready, and `--exports FOLDER` keeps the exports for the next run. Global embeddings of pictures and of
+captions at batches of 1, 8 and 64; end to end, `Engine.score` of pictures and captions with every scorer; and what
+1,000 batches of changing sizes leave in memory. Every result is checked against eager float32 before it is timed, int8
+within what it is meant to lose.
 """
 
 from __future__ import annotations
@@ -63,13 +64,13 @@ def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     torch.set_num_threads(request.config.getoption("--threads"))
     if request.param == "vit_b_32" and not request.config.getoption("--large"):
         pytest.skip("the large model wants --large")
-    root: Path = tmp_path_factory.mktemp("exports")
+    root: Path = request.config.getoption("--exports") or tmp_path_factory.mktemp("exports")
     source = load_encoder("scenes", device="cpu") if request.param == "scenes" else vit_b_32()
     heads = HEADS if request.param == "scenes" else ()
-    made = [
-        export_model(source, root / precision, ExportSettings(precision=precision, heads=heads))
-        for precision in ("fp32", "int8")
-    ]
+    made = [root / f"{request.param}-{precision}" for precision in ("fp32", "int8")]
+    for folder, precision in zip(made, ("fp32", "int8"), strict=True):
+        if not folder.exists():
+            export_model(source, folder, ExportSettings(precision=precision, heads=heads))
     yield Models(source, *(load_exported(folder, device="cpu", accept_loss=True) for folder in made))
     torch.set_num_threads(before)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 import threading
 from dataclasses import replace
@@ -130,7 +132,9 @@ def test_unknown_words_are_still_named(exported):
 
 def test_weights_lie_once_in_the_folder(exported_scenes):
     state = sum(tensor.numel() * 4 for tensor in load_encoder("scenes", device="cpu").state_dict().values())
-    assert state < (exported_scenes / "weights.bin").stat().st_size < 1.2 * state
+    heads = sum(path.stat().st_size for path in (exported_scenes / "heads").iterdir())
+    # Of the last blocks a part of some weights lies beside the whole.
+    assert state < (exported_scenes / "weights.bin").stat().st_size < 1.15 * (state + heads)
 
 
 def test_changing_batch_sizes_leave_no_memory_behind(exported):
@@ -234,8 +238,8 @@ def test_numbers_that_are_not_finite_are_refused(exported):
 
 
 def test_what_a_folder_cannot_give_is_said(exported, exported_scenes):
-    with pytest.raises(ValueError, match=r"image layer 4 was not exported \(held: 1, 2, 3, 6\); export 'scenes' again"):
-        exported.encode_images(pictures(1), scorer=Needs(image_layers=(4,)))
+    with pytest.raises(ValueError, match=r"layer 5 was not exported \(held: 1, 2, 3, 4, 6\); export 'scenes' again"):
+        exported.encode_images(pictures(1), scorer=Needs(image_layers=(5,)))
     with pytest.raises(ValueError, match="text layers are 1 to 8, got 9"):
         exported.encode_texts(captions(1), scorer=Needs(text_layers=(9,)))
     with pytest.raises(ValueError, match=r"tap must be one that gives patches \('projected'\), got 'value'"):
@@ -330,6 +334,24 @@ def test_the_command_says_what_is_wrong(folder, tmp_path, capsys):
     assert "image_all.onnx is missing" in capsys.readouterr().err
     assert main(["export", "--check", str(tmp_path / "nowhere")]) == 1
     assert "`peaksim export` writes it" in capsys.readouterr().err
+
+
+def test_the_page_on_exports_runs(exported_scenes, tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).resolve().parent.parent / "docs" / "export.md").read_text(encoding="utf-8")
+    shutil.copytree(exported_scenes, tmp_path / "exported" / "scenes")
+    (tmp_path / "photos").mkdir()
+    Image.fromarray(pictures(1)[0]).save(tmp_path / "photos" / "a.png")
+    monkeypatch.chdir(tmp_path)
+    (commands,) = re.findall(r"^```bash\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    lines = [shlex.split(line)[1:] for line in commands.splitlines()]
+    assert lines[0][:3] == ["export", "scenes", "exported/scenes"], "what the fixture did"
+    for words in lines[1:]:
+        assert main(words) == 0, capsys.readouterr().err
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    capsys.readouterr()
+    exec(compile(code, "export.md", "exec"), {})
+    assert capsys.readouterr().out == "True\n"
+    assert not re.search(r"\b[A-Z0-9]+_TABLE\b", page)
 
 
 def test_a_check_runs_several_times_for_its_latency(exported_scenes):

@@ -199,9 +199,10 @@ def vit_b_32() -> OpenClipEncoder:
     """A ViT-B/32 of random weights at its true size, made in memory."""
     source = Source("ViT-B-32", VIT_B_32, {**PREPROCESSING["clip"], "fill_color": 0}, Checkpoint(Path(), {}, {}), None)
     placement = torch.device("cpu"), torch.float32
-    return OpenClipEncoder(
-        "ViT-B/32", build_model(VIT_B_32), source, resize="model", tokenizer=None, placement=placement
-    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = build_model(VIT_B_32)
+    return OpenClipEncoder("ViT-B/32", model, source, resize="model", tokenizer=None, placement=placement)
 
 
 def write_vit_b_32(folder: Path) -> Path:
