@@ -42,6 +42,7 @@ COMMANDS = {
     "models": Place("commands", "Models", "List the encoders and what each of them offers, or look at one."),
     "train": Place("training", "Train", "Train the embedded model, or small heads on frozen features."),
     "diagnose": Place("layers", "Diagnose", "Say what each layer of a text tower tells apart."),
+    "export": Place("export", "Export", "Write a model as ONNX graphs for ONNX Runtime, or check such a folder."),
     "results": Place("results", "Results", "Measure the committed model and heads for RESULTS.md."),
     "index": Place("", "Index", "Keep pictures in an index and find them by captions or pictures."),
     "doctor": Place("commands", "Doctor", "Say what this installation can do here, and how to get the rest."),

@@ -115,6 +115,9 @@ class Recorder:
 def each_alone(function: Callable[[Tensor], Tensor], states: Tensor) -> Tensor:
     """Apply a function of sequences `(n, L, W)` to each position of `(..., W)` as its own sequence."""
     flat = states.reshape(-1, 1, states.shape[-1])
+    if torch.jit.is_tracing():
+        # A trace would keep the number of parts that these states happen to have.
+        return function(flat).reshape(*states.shape[:-1], -1)
     outputs = torch.cat([function(part) for part in flat.split(_ROWS_AT_ONCE)])
     return outputs.reshape(*states.shape[:-1], outputs.shape[-1])
 

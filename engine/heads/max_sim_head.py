@@ -147,11 +147,14 @@ class MaxSimHead(Head):
         T reaches to the last position that any of the texts uses.
         """
         texts = shortened(texts)
-        seen, words = kept_tokens(texts)
-        x = self.text_in(token_states(texts, self.config.text_layers, self.gate.weight))
+        return self.read_tokens(token_states(texts, self.config.text_layers, self.gate.weight), *kept_tokens(texts))
+
+    def read_tokens(self, states: Tensor, seen: Tensor, words: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What `encode_texts` gives, from token states `(B, T, states)` and the masks of `kept_tokens`."""
+        x = self.text_in(states)
         x = self.text_norm(self.text_layer(x, seen))
         # A caption without a word is asked by its start and end: a softmax over nothing would be NaN.
-        words = torch.where(words.any(dim=1, keepdim=True), words, seen)
+        words = words | (seen & ~words.any(dim=1, keepdim=True))
         gates = self.gate(x)[..., 0].float().masked_fill(~words, -torch.inf).softmax(dim=1)
         return unit(self.text_out(x)), gates, words
 
