@@ -83,11 +83,6 @@ class WindowData:
     def __init__(self, store: FeatureStore[ImageFeatures]) -> None:
         self.store = store
 
-    @property
-    def source(self) -> str:
-        """What the pictures and windows are of."""
-        return self.store.manifest.source
-
     def __len__(self) -> int:
         return len(self.store)
 
