@@ -104,7 +104,7 @@ def denials(
         rng: draws templates and names.
 
     >>> denials(["Two dogs."], ["dog"], [], np.random.default_rng(0))
-    [('Two dogs.', 'Two dogs, without a dog.')]
+    [('Two dogs.', 'A dog is not present. Two dogs.')]
     """
     pairs: list[Pair] = []
     for row, caption in enumerate(captions if present else ()):
