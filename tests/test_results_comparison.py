@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.results import comparison
+from engine.results import comparison, max_sim_head
 from engine.results.comparison_runs import ARMS, BATCH, CATEGORIES, SEEDS, SPLITS, Cell, Comparison, cells, read_lines
-from engine.results.figures import Figure, ResultsDiffer
+from engine.results.figures import Figure, ResultsDiffer, read_figures
 from engine.results.run import Run
 from engine.training.head_data import ScenesQuads
 from engine.training.negatives import NEGATIVES
+from engine.training.presets import TRAINING
 
 
 def test_cells_are_all_there_and_a_seed_is_whole_before_the_next():
@@ -99,3 +101,19 @@ def test_shipped_heads_must_meet_their_lines(run, monkeypatch):
 def test_lines_that_are_not_there_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"comparison\.jsonl is missing or empty"):
         comparison.section(Run(root=tmp_path))
+
+
+def test_a_head_that_did_not_learn_does_not_meet_the_shipped_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(max_sim_head, "SEEDS", (0,))
+    monkeypatch.setattr(max_sim_head, "ITEMS", 12)
+    monkeypatch.setattr(max_sim_head, "QUICK_ITEMS", 12)
+    monkeypatch.setattr(max_sim_head, "ScenesQuads", lambda: ScenesQuads(items=8))
+    short = replace(TRAINING["max_sim_head"], steps=1, warmup_steps=0)
+    monkeypatch.setattr(max_sim_head, "TRAINING", {"max_sim_head": short})
+    run = Run(tmp_path / "work", quick=True, root=tmp_path)
+    max_sim_head.train(run)
+    found = read_figures(tmp_path / "docs" / "results" / "max_sim_head.jsonl")
+    assert [figure.name for figure in found[:2]] == ["seed 0 soft held_out color", "seed 0 soft held_out size"]
+    assert len(found) == 10 and all(figure.items == 12 for figure in found)
+    with pytest.raises(ResultsDiffer, match=r"max_sim_head\.jsonl: .* seed 0 hard held_out color: found"):
+        max_sim_head.section(run)
