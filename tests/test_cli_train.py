@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from engine.cli.main import main
 from engine.cli.peak_patch_training import TrainECN, TrainPeakPatch, TrainSCN
@@ -84,6 +85,13 @@ def test_window_head_makes_regions_for_sgi(tmp_path, capsys):
     assert f"--scorer sgi --option crops=windows --option head={path}" in " ".join(done.out.split())
     assert "peaksim: features of windows: 4/4" in done.err and "group_material " in done.err
     assert load_window_head(path).encoder == "scenes"
+    # Of pictures of one's own, too.
+    Image.new("RGB", (120, 80), "red").save(tmp_path / "a.png")
+    Image.new("RGB", (64, 64), "blue").save(tmp_path / "b.png")
+    folders = ("--features", str(tmp_path / "features"), "--output", str(tmp_path / "own"))
+    assert main(["train", "window_head", "--images", str(tmp_path), *small, *folders]) == 0
+    done = capsys.readouterr()
+    assert "peaksim: features of windows: 2/2" in done.err and "group" not in done.err
     call = ["eval", "scenes", "--limit", "2", "--scorer", "sgi", "--option", "crops=windows", "--json"]
     assert main([*call, "--option", f"head={path}"]) == 0
     assert json.loads(capsys.readouterr().out)

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from engine.benchmarks.heads import WindowFigures
 from engine.crops import crop_grid, crops
+from engine.encoders.base import view
 from engine.encoders.open_clip import load_open_clip
 from engine.encoders.scenes import load_scenes
 from engine.encoders.transformers import load_transformers
@@ -20,11 +21,13 @@ from engine.engine import Engine
 from engine.heads.base import read_head
 from engine.heads.registry import load_window_head
 from engine.heads.window_head import WindowHead, WindowHeadConfig
+from engine.images import ResizePolicy
 from engine.scenes.items import ControlledItem, controlled_items
 from engine.scenes.world import is_training_scene, sample_scene
 from engine.scorers.sgi import SGI
 from engine.training.heads import HeadRun, HeadTrainConfig, train_head
 from engine.training.windows import (
+    OwnPictures,
     WindowData,
     WindowObjective,
     WindowPictures,
@@ -138,6 +141,27 @@ def test_pictures_are_those_that_training_may_show():
         assert (boxes[:, :2] < boxes[:, 2:]).all()
 
 
+@pytest.mark.parametrize("resize", ["squash", "crop", "pad"])
+def test_windows_of_own_pictures_lie_in_what_the_encoder_sees(tmp_path: Path, resize: ResizePolicy):
+    sizes = [(40, 90), (90, 40), (64, 64)]
+    for number, (width, height) in enumerate(sizes):
+        Image.new("RGB", (width, height), "green").save(tmp_path / f"{number}.png")
+    files = tuple(str(path) for path in sorted(tmp_path.iterdir()))
+    own = OwnPictures(files, PICTURES, resize)
+    assert len(own) == 3
+    for row, (width, height) in enumerate(sizes):
+        picture, boxes, shares = own.draw(row)
+        assert picture.size == (width, height) and boxes.shape == (4, 4) and shares.shape == (1, 4, 2)
+        left, top, right, bottom = view(resize, height, width)
+        assert (boxes[:, 0] >= max(left, 0)).all() and (boxes[:, 1] >= max(top, 0)).all()
+        assert (boxes[:, 2] <= min(right, width)).all() and (boxes[:, 3] <= min(bottom, height)).all()
+    before = own.source
+    Image.new("RGB", (40, 90), "blue").save(tmp_path / "0.png")
+    assert own.source != before != replace(own, drawing=replace(PICTURES, places=2)).source
+    with pytest.raises(ValueError, match="OwnPictures: there must be at least one file, got none"):
+        OwnPictures((), PICTURES, resize)
+
+
 def test_half_of_the_windows_are_of_a_grid():
     boxes = draw_windows(np.random.default_rng(0), 60, 96, 96)
     grid = {tuple(box) for name in ("scenes", "dense") for box in crop_grid(name).boxes(96, 96).tolist()}
@@ -192,7 +216,7 @@ def test_the_loss_is_its_formula_and_the_targets_have_the_least():
     for h, t in zip(flat, wanted, strict=True):
         asked = (wanted[::3] @ t / 0.05).softmax(dim=0)
         contrast -= float((asked * (wanted[::3] @ h / 0.05).log_softmax(dim=0)).sum()) / 6
-    assert loss(other, others=2) == pytest.approx(distance + contrast, abs=1e-5)
+    assert loss(other, contrast=1.0, others=2) == pytest.approx(distance + contrast, abs=1e-5)
 
 
 def test_the_loss_falls(scenes: Engine, tmp_path: Path):
@@ -231,7 +255,7 @@ def _items() -> list[ControlledItem]:
         (lambda: WindowPictures(pictures=0), "WindowPictures: pictures must be at least 1, got 0"),
         (lambda: WindowPictures(windows=1), "WindowPictures: windows must be at least 2, got 1"),
         (lambda: WindowObjective(contrast=-1), "WindowObjective: contrast must not be negative, .* got -1, 0.05 and"),
-        (lambda: WindowObjective(temperature=0), "temperature above 0 and others at least 2, got 1.0, 0 and 384"),
+        (lambda: WindowObjective(temperature=0), "temperature above 0 and others at least 2, got 0.0, 0 and 384"),
     ],
 )
 def test_settings_are_checked(make, message: str):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine.cli.options import Shared
+from engine.cli.options import Shared, image_files
 from engine.cli.training_data import report, show_trained, told
 from engine.heads.window_head import WindowHeadConfig
 from engine.training.heads import HeadTrainConfig, train_head
 from engine.training.presets import TRAINING
-from engine.training.windows import WindowObjective, WindowPictures, begun, window_data
+from engine.training.windows import OwnPictures, WindowObjective, WindowPictures, begun, window_data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,12 +23,14 @@ class TrainWindowHead(Shared):
     """cpu, cuda, ...; auto takes an accelerator where there is one."""
     features: Path = Path("runs/features")
     """Folder of the store of frozen features, which runs share."""
+    images: tuple[str, ...] = ()
+    """Pictures of your own, or folders of them, in place of rendered scenes."""
     pictures: WindowPictures = field(default_factory=WindowPictures)
     head: WindowHeadConfig = field(default_factory=WindowHeadConfig)
     objective: WindowObjective = field(default_factory=WindowObjective)
     training: HeadTrainConfig = TRAINING["window_head"]
     skip_figures: bool = False
-    """Do not evaluate on pairs of training's combinations along the way."""
+    """Do not evaluate on pairs of scenes along the way; of your own pictures there are none."""
     figure_items: int = 100
     """Pairs of each category that are evaluated."""
 
@@ -37,11 +39,13 @@ class TrainWindowHead(Shared):
         from engine.benchmarks.heads import WindowFigures
         from engine.engine import load
 
+        own = tuple(map(str, image_files(self.images))) if self.images else None
         peaksim = load(self.model, device=self.device)
         layers = self.head.fitted(peaksim.spec).layers
-        data = window_data(peaksim, layers, self.pictures, self.features, told=told)
+        pictures = self.pictures if own is None else OwnPictures(own, self.pictures, peaksim.spec.resize)
+        data = window_data(peaksim, layers, pictures, self.features, told=told)
         head = begun(peaksim, data, self.head, seed=self.training.seed)
-        figures = None if self.skip_figures else WindowFigures(peaksim, items=self.figure_items)
+        figures = None if self.skip_figures or own is not None else WindowFigures(peaksim, items=self.figure_items)
         path = train_head(head, data, self.training, objective=self.objective, evaluate=figures, report=report)
         use = f"--scorer sgi --option crops=windows --option head={path}"
         show_trained(as_json=self.json, use=use, facts={"head": str(path), "scorer": "sgi"})

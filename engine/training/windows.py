@@ -21,15 +21,19 @@ from torch.nn import functional
 
 from engine.choices import Fill
 from engine.crops import CropGrid, crops
+from engine.encoders.base import view
 from engine.engine import Engine
 from engine.features import ImageFeatures, Needs
 from engine.heads.window_head import WindowHead, WindowHeadConfig
+from engine.images import ResizePolicy, decode
 from engine.scenes.render import render
 from engine.scenes.settings import STANDARD
 from engine.scenes.world import sample_scene
 from engine.store import FeatureStore, Manifest
 
 Told = Callable[[str, int, int], None]
+# A picture, its windows and the places of their targets.
+Drawn = tuple[Image.Image, np.ndarray, np.ndarray]
 # What users ask of crop grids, at all their overlaps: windows of a half down to a seventh of the side.
 _GRID = CropGrid(((2, 2), (3, 3), (4, 4), (5, 5), (6, 6)), include_full=False)
 _SHARD_ROWS = 256
@@ -55,7 +59,15 @@ class WindowPictures:
             if getattr(self, name) < least:
                 raise ValueError(f"WindowPictures: {name} must be at least {least}, got {getattr(self, name)}")
 
-    def draw(self, row: int) -> tuple[Image.Image, np.ndarray, np.ndarray]:
+    def __len__(self) -> int:
+        return self.pictures
+
+    @property
+    def source(self) -> str:
+        """What decides the rows."""
+        return f"windows {json.dumps(asdict(self))}"
+
+    def draw(self, row: int) -> Drawn:
         """Picture `row`, its windows `(W, 4)` in pixels, and the free share `(places, W, 2)` before each, in 0..1."""
         rng = np.random.default_rng((self.data_seed, row))
         # Whole scenes and close views as the encoder's own training has them.
@@ -63,6 +75,44 @@ class WindowPictures:
         picture = Image.fromarray(render(scene, rng, STANDARD))
         boxes = draw_windows(rng, self.windows, picture.height, picture.width)
         return picture, boxes, rng.random((self.places, self.windows, 2))
+
+
+@dataclass(frozen=True)
+class OwnPictures:
+    """Pictures of your own in place of scenes, each with windows on what the encoder sees of it.
+
+    Attributes:
+        files: the pictures.
+        drawing: how many windows and places, and their seed; its number of scenes is not looked at.
+        resize: how the encoder makes its input of a picture (`EncoderSpec.resize`).
+    """
+
+    files: tuple[str, ...]
+    drawing: WindowPictures
+    resize: ResizePolicy
+
+    def __post_init__(self) -> None:
+        if not self.files:
+            raise ValueError("OwnPictures: there must be at least one file, got none")
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    @property
+    def source(self) -> str:
+        """What decides the rows: the files as they are, and the settings of the windows."""
+        held = [(file, Path(file).stat().st_size, Path(file).stat().st_mtime_ns) for file in self.files]
+        return f"files {hashlib.sha256(json.dumps(held).encode()).hexdigest()[:16]} {self.drawing.source}"
+
+    def draw(self, row: int) -> Drawn:
+        """Picture `row` as `WindowPictures.draw` has it. Raises ImageError for a file that cannot be read."""
+        rng = np.random.default_rng((self.drawing.data_seed, row))
+        picture = decode(self.files[row])
+        left, top, right, bottom = view(self.resize, picture.height, picture.width)
+        left, top = max(left, 0), max(top, 0)
+        right, bottom = min(right, picture.width), min(bottom, picture.height)
+        boxes = draw_windows(rng, self.drawing.windows, bottom - top, right - left) + np.array([left, top, left, top])
+        return picture, boxes, rng.random((self.drawing.places, self.drawing.windows, 2))
 
 
 def draw_windows(rng: np.random.Generator, count: int, height: int, width: int) -> np.ndarray:
@@ -99,16 +149,21 @@ class WindowData:
 
 
 def window_data(
-    engine: Engine, layers: Sequence[int], pictures: WindowPictures, folder: Path, *, told: Told | None = None
+    engine: Engine,
+    layers: Sequence[int],
+    pictures: WindowPictures | OwnPictures,
+    folder: Path,
+    *,
+    told: Told | None = None,
 ) -> WindowData:
     """States of the pictures' image `layers` and targets of their windows, computed once into a store below `folder`.
 
     The name follows from encoder, layers and pictures, so that seeds share it. `told` is called with (what is being
     encoded, rows done, rows in all). Raises what `FeatureStore` raises.
     """
-    source = f"windows {json.dumps(asdict(pictures))}, image layers {tuple(layers)}"
+    source = f"{pictures.source}, image layers {tuple(layers)}"
     name = hashlib.sha256(f"{engine.spec.fingerprint} {source}".encode()).hexdigest()[:16]
-    manifest = Manifest("images", pictures.pictures, engine.spec.fingerprint, source, shard_rows=_SHARD_ROWS)
+    manifest = Manifest("images", len(pictures), engine.spec.fingerprint, source, shard_rows=_SHARD_ROWS)
     store = FeatureStore.create(folder / f"windows-{name}", manifest)
 
     def encode(start: int, stop: int) -> ImageFeatures:
