@@ -202,6 +202,10 @@ def test_the_sweep_stands_beside_the_contrast_of_layers(engine, tmp_path):
     text = sweep_section(report, found)
     for layer in (1, 2, 3):
         assert f"| layer {layer} | {report.curve('negation').means[layer - 1]:.3f} | " in text
+    shares = [entry["sets"][SETS[0].name]["choice"]["share"] for entry in found[1:]]
+    if np.ptp(shares):
+        wanted = np.corrcoef(report.curve("negation").means, shares)[0, 1]
+        assert f"with all right choices: negation {wanted:+.2f}, " in text
     picture = Image.open(plot_sweep(report, found, tmp_path / "sweep.png"))
     assert picture.width > picture.height and len(np.unique(np.asarray(picture.convert("L")))) > 20
 

@@ -30,7 +30,6 @@ from engine.results.generator import (
     denies,
     draw,
     judged,
-    plain,
     prompts,
     table,
     train_generator,
@@ -243,7 +242,7 @@ def test_a_judge_that_sees_everything_is_sensitive_and_not_specific():
             return torch.ones(len(pictures), len(COLORS))
 
     found = judged(Seer(), 20)
-    assert found["sensitivity"].value == 1 and found["specificity"].value == 0
+    assert found["sensitivity"]["value"] == 1 and found["specificity"]["value"] == 0
 
 
 def test_prompts_ask_for_one_thing_and_deny_another():
@@ -262,23 +261,24 @@ def test_prompts_ask_for_one_thing_and_deny_another():
         prompts(0)
 
 
-def test_shares_are_of_what_the_judge_sees(engine, parts):
+def test_shares_are_of_what_the_judge_sees(engine, parts, monkeypatch):
     class OneColor(SceneJudge):
         def seen(self, pictures: torch.Tensor) -> torch.Tensor:
             return torch.tensor([color == "red" for color in COLORS]).expand(len(pictures), -1)
 
     asked = prompts(6)
     told: list[str] = []
+    monkeypatch.setattr(results, "JUDGED", 10)
     found = draw(engine, parts._replace(judge=OneColor()), asked, noises=1, told=lambda what, *_: told.append(what))
-    assert told == list(asked[0].texts) == list(found.seen)
-    for sides in found.seen.values():
+    assert told == list(asked[0].texts) == list(found["seen"])
+    for sides in found["seen"].values():
         for side in SIDES:
-            shares = {name: sides[side][name].value for name in SEEN}
+            shares = {name: sides[side][name]["value"] for name in SEEN}
             assert shares["X's color"] == pytest.approx(np.mean([prompt.kept[0] == "red" for prompt in asked]))
             assert shares["Y's color"] == pytest.approx(np.mean([prompt.other[0] == "red" for prompt in asked]))
-    text = table(json.loads(json.dumps(plain(found))), 6, 1)
+    text = table(json.loads(json.dumps(found)), 6, 1)
     row = next(line for line in text.splitlines() if line.startswith("| there is no Y, as the benchmark denies | cor"))
-    honoured = 1 - found.seen["there is no Y, as the benchmark denies"]["corrected"]["Y's color"].value
+    honoured = 1 - found["seen"]["there is no Y, as the benchmark denies"]["corrected"]["Y's color"]["value"]
     assert f"| {100 * honoured:.1f} ± " in row.rpartition(" | ")[0] + row and "|  |" in row
 
 

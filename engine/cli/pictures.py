@@ -73,14 +73,14 @@ class DiagnoseGenerator(WithModel):
 
     def run(self) -> int:
         """Print the table."""
-        from engine.results.generator import Files, draw, plain, prompts, sheet, table
+        from engine.results.generator import Files, draw, prompts, sheet, table
 
         engine = self.engine()
         files = Files.of(self.generator, self.judge, self.head)
         parts = files.load(engine.spec.fingerprint, engine.encoder.device)
         asked = prompts(self.prompts)
         with steps("captions") as told:
-            values = plain(draw(engine, parts, asked, noises=self.noises, told=told))
+            values = draw(engine, parts, asked, noises=self.noises, told=told)
         if self.sheet is not None:
             sheet(engine, parts, asked[:8], self.sheet)
         if self.json:

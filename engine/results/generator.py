@@ -25,7 +25,7 @@ from engine.heads.peak_patch import PeakPatch
 from engine.heads.registry import load_head
 from engine.heads.scene_generator import SceneGenerator, SceneGeneratorConfig, load_generator
 from engine.heads.scene_judge import SceneJudge, load_judge
-from engine.metrics import Interval, bootstrap_interval
+from engine.metrics import Floats, Interval, bootstrap_interval
 from engine.results.figures import Figure, check_figures, write_figures
 from engine.results.run import Progress, Run, silent
 from engine.scenes.captions import phrase, with_article
@@ -116,20 +116,6 @@ def asks_for_x(condition: str) -> bool:
     return "X" in condition
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """What pictures show.
-
-    Attributes:
-        seen: for each condition, each of `SIDES` and each of `SEEN` the share of pictures with its 95 % interval over
-            prompts.
-        judge: the judge's sensitivity and specificity on real renders.
-    """
-
-    seen: Mapping[str, Mapping[str, Mapping[str, Interval]]]
-    judge: Mapping[str, Interval]
-
-
 class Parts(NamedTuple):
     """What draws and judges, in evaluation mode."""
 
@@ -165,23 +151,31 @@ class Files(NamedTuple):
 
 def draw(
     engine: Engine, parts: Parts, asked: Sequence[Prompt], *, noises: int = NOISES, told: Progress = silent
-) -> Drawn:
-    """Pictures of all prompts under all conditions with the encoder's and with corrected embeddings, judged.
+) -> dict[str, Any]:
+    """Pictures of all prompts under all conditions, judged, as plain values for JSON.
 
-    `told` gets (condition, how many are done, of how many). Raises ValueError for a generator or a head of another
-    encoder, or no noise.
+    `"seen"` holds for each condition what `drawn` gives, `"judge"` what `judged` does. `told` gets (condition, how many
+    are done, of how many). Raises what `drawn` raises.
     """
-    if noises < 1:
-        raise ValueError(f"draw: noises must be at least 1, got {noises}")
-    seen: dict[str, dict[str, dict[str, Interval]]] = {}
+    seen = {}
     conditions = list(asked[0].texts)
     for done, condition in enumerate(conditions):
         told(condition, done, len(conditions))
-        sides = _embeddings(engine, parts, [prompt.texts[condition] for prompt in asked])
-        seen[condition] = {
-            side: _shown(parts, embeddings, asked, noises) for side, embeddings in zip(SIDES, sides, strict=True)
-        }
-    return Drawn(seen, judged(parts.judge, JUDGED if len(asked) > QUICK_PROMPTS else JUDGED // 5))
+        seen[condition] = drawn(engine, parts, asked, condition, noises=noises)
+    return {"seen": seen, "judge": judged(parts.judge, JUDGED)}
+
+
+def drawn(
+    engine: Engine, parts: Parts, asked: Sequence[Prompt], condition: str, *, noises: int = NOISES
+) -> dict[str, dict[str, dict[str, float]]]:
+    """For each of `SIDES` and of `SEEN` the share of the condition's pictures with its 95 % interval over prompts.
+
+    Raises ValueError for a generator or a head of another encoder, or no noise.
+    """
+    if noises < 1:
+        raise ValueError(f"draw: noises must be at least 1, got {noises}")
+    sides = _embeddings(engine, parts, [prompt.texts[condition] for prompt in asked])
+    return {side: _shown(parts, embeddings, asked, noises) for side, embeddings in zip(SIDES, sides, strict=True)}
 
 
 def sheet(engine: Engine, parts: Parts, asked: Sequence[Prompt], path: Path) -> Path:
@@ -210,7 +204,7 @@ def _embeddings(engine: Engine, parts: Parts, texts: Sequence[str]) -> tuple[Ten
         return features.embedding.float(), parts.head.corrected(features).embedding.float()
 
 
-def _shown(parts: Parts, embeddings: Tensor, asked: Sequence[Prompt], noises: int) -> dict[str, Interval]:
+def _shown(parts: Parts, embeddings: Tensor, asked: Sequence[Prompt], noises: int) -> dict[str, dict[str, float]]:
     pictures = [parts.generator.sample(embeddings, seed=noise) for noise in range(noises)]
     marks = torch.stack([parts.judge.seen(made) for made in pictures]).cpu()
     found = {}
@@ -219,18 +213,23 @@ def _shown(parts: Parts, embeddings: Tensor, asked: Sequence[Prompt], noises: in
     ):
         columns = torch.tensor([COLORS.index(word) for word in words])
         values = marks[:, torch.arange(len(asked)), columns].double().mean(dim=0)
-        found[name] = bootstrap_interval(values.numpy())
+        found[name] = _cell(values.numpy())
     return found
 
 
-def judged(judge: SceneJudge, n: int, *, seed: int = 403) -> dict[str, Interval]:
+def judged(judge: SceneJudge, n: int, *, seed: int = 403) -> dict[str, dict[str, float]]:
     """How often the judge sees a color that is there, and does not see one that is not, on `n` real renders."""
     pictures, colors = JudgeData(SmallScenes(n, seed=seed)).batch(torch.arange(n))
     seen, there = judge.seen(pictures).numpy(), colors.numpy() > 0.5
     return {
-        "sensitivity": bootstrap_interval(seen[there].astype(np.float64)),
-        "specificity": bootstrap_interval(1 - seen[~there].astype(np.float64)),
+        "sensitivity": _cell(seen[there].astype(np.float64)),
+        "specificity": _cell(1 - seen[~there].astype(np.float64)),
     }
+
+
+def _cell(values: Floats) -> dict[str, float]:
+    interval = bootstrap_interval(values)
+    return {"value": interval.value, "low": interval.low, "high": interval.high}
 
 
 def section(run: Run) -> str:
@@ -244,12 +243,18 @@ def section(run: Run) -> str:
     files = Files.of(*trained) if here else Files.of()
     count, noises = run.items(PROMPTS, QUICK_PROMPTS), run.items(NOISES, 1)
     hashes = [sha256(path.read_bytes()).hexdigest() for path in files]
-
-    def make() -> dict[str, Any]:
-        parts = files.load(engine.spec.fingerprint, engine.encoder.device)
-        return plain(draw(engine, parts, prompts(count), noises=noises, told=run.progress))
-
-    values = run.part(NAME, f"{engine.spec.fingerprint} {hashes} {count} {noises}", make)
+    made_by = f"{engine.spec.fingerprint} {hashes} {count} {noises}"
+    parts, asked = files.load(engine.spec.fingerprint, engine.encoder.device), prompts(count)
+    seen = {}
+    for done, condition in enumerate(asked[0].texts):
+        run.progress(condition, done, len(asked[0].texts))
+        seen[condition] = run.part(
+            f"{NAME}-{done}",
+            f"{made_by} {condition}",
+            lambda condition=condition: drawn(engine, parts, asked, condition, noises=noises),
+        )
+    judge = run.part(f"{NAME}-judge", f"{made_by} {JUDGED}", lambda: judged(parts.judge, run.items(JUDGED, 1)))
+    values = {"seen": seen, "judge": judge}
     path = run.figures / f"{NAME}.jsonl"
     figures = [
         Figure(f"{condition}, {side}: {name}", count, cell["value"], cell["low"], cell["high"])
@@ -307,21 +312,6 @@ def train_generator(
     data = GeneratorData(engine, scenes, folder / "features", told=told)
     path = train_head(generator, data, training, objective=flow_objective, report=reporting("generator"))
     return path, judge_path
-
-
-def plain(found: Drawn) -> dict[str, Any]:
-    """Everything as plain values for JSON."""
-
-    def cell(interval: Interval) -> dict[str, float]:
-        return {"value": interval.value, "low": interval.low, "high": interval.high}
-
-    return {
-        "seen": {
-            condition: {side: {name: cell(v) for name, v in cells.items()} for side, cells in sides.items()}
-            for condition, sides in found.seen.items()
-        },
-        "judge": {name: cell(v) for name, v in found.judge.items()},
-    }
 
 
 def table(values: Mapping[str, Any], count: int, noises: int) -> str:

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from engine.benchmarks.scenes import percent
 from engine.diagnostics.changes import scene_changes
 from engine.diagnostics.layers import NEGATION, LayerReport, diagnose_layers
@@ -169,8 +171,22 @@ def sweep_section(report: LayerReport, records: Sequence[Mapping[str, Any]]) -> 
         cells = [f"{contrasts[change][layer - 1]:.3f}" if layer else "" for change in CHANGES]
         cells += [_over_seeds([values[column] for values in found]) for column in COLUMNS]
         lines.append(f"| {arm} | " + " | ".join(cells) + " |")
-    lines += ["", "![contrast and figures by layer](docs/peak_layers.png)"]
+    lines += ["", _agreement(contrasts, records, name), "", "![contrast and figures by layer](docs/peak_layers.png)"]
     return "\n".join(lines)
+
+
+def _agreement(contrasts: Mapping[str, Sequence[float]], records: Sequence[Mapping[str, Any]], name: str) -> str:
+    """How the contrast of layers and the right choices of heads that read them go together."""
+    layers = range(1, len(next(iter(contrasts.values()))) + 1)
+    means = [
+        np.mean([entry["sets"][name]["choice"]["share"] for entry in records if layer_of(entry["arm"]) == layer])
+        for layer in layers
+    ]
+    found = []
+    for change, values in contrasts.items():
+        flat = np.ptp(values) == 0 or np.ptp(means) == 0
+        found.append(f"{change} {'–' if flat else format(np.corrcoef(values, means)[0, 1], '+.2f')}")
+    return f"Correlation over the {len(means)} layers of a contrast with all right choices: {', '.join(found)}."
 
 
 def layer_of(arm: str) -> int:
