@@ -195,6 +195,18 @@ def test_what_was_encoded_before_an_interruption_stays(tmp_path):
     assert list(Index.open(tmp_path).ids()) == names(0, 5) and index.verify() == []
 
 
+def test_slow_work_is_committed_before_a_segment_is_full(tmp_path, pictures, monkeypatch):
+    index = index_at(tmp_path / "index", segment_bytes=1 << 20)
+    monkeypatch.setattr("engine.retrieval.adding.COMMIT_S", 0.0)
+    index.add([pictures[name] for name in COLOURS], ids=COLOURS, batch_size=2)
+    assert [entry.rows for entry in index.snapshot.manifest.segments] == [2, 2]
+    monkeypatch.setattr("engine.retrieval.adding.COMMIT_S", 300.0)
+    index.add(iter([images(["a"]), images(["b"])]))
+    assert [entry.rows for entry in index.snapshot.manifest.segments] == [2, 2, 2]
+    index.compact()
+    assert [entry.rows for entry in index.snapshot.manifest.segments] == [6]
+
+
 def test_metadata_keeps_rows_and_types(index):
     index.add(images(names(0, 3)), metadata=[{"year": 2020, "tag": "cat"}, {"year": 2021}, {"tag": "dog"}])
     index.add(images(names(3, 4)))
