@@ -1,4 +1,4 @@
-"""The section on retrieval: what an index with late interaction finds among rendered scenes, and one cosine does not."""
+"""The section on retrieval: what an index with late interaction finds among rendered scenes and one cosine does not."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ ROWS: Mapping[str, tuple[str, int | None]] = {
 KINDS = ("binding", "all said", "denial", "no denial")
 WORDS = ("size", "color", "material")
 # What the captions of a category say beside shape and count.
-SAID: Mapping[str, tuple[str, ...]] = {"color": ("color",), "size": ("size",), "material": ("material",), "quantity": ()}
+SAID: Mapping[str, tuple[str, ...]] = {
+    "color": ("color",), "size": ("size",), "material": ("material",), "quantity": (),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -233,7 +235,9 @@ def _recalls(index: Index, wide: Index, asked: Mapping[str, list[Query]]) -> dic
             "bfloat16": wide.search(texts, TOP, candidates=None),
         }
         found[kind] = {
-            name: statistics.fmean(len(own & set(hit_ids(hits))) / len(own) for own, hits in zip(every, some, strict=True))
+            name: statistics.fmean(
+                len(own & set(hit_ids(hits))) / len(own) for own, hits in zip(every, some, strict=True)
+            )
             for name, some in others.items()
         }
     return found
@@ -267,10 +271,10 @@ def _table(found: Mapping[str, Any]) -> str:
         for kind, own in found["recall"].items()
     )
     return (
-        f"{found['images']:,} rendered scenes, {found['queries']} captions of each kind; per cent of the captions whose "
-        "first picture, or one of whose first ten, is right: all that the caption says is in it, and what it denies is "
-        "not. *Binding*: captions of one half of the pictures, pairs in which only a binding is exchanged, in "
-        "combinations that no training showed; they say that and the shapes, *all said* everything of both things. "
+        f"{found['images']:,} rendered scenes, {found['queries']} captions of each kind; per cent of the captions "
+        "whose first picture, or one of whose first ten, is right: all that the caption says is in it, and what it "
+        "denies is not. *Binding*: captions of one half of the pictures, pairs in which only a binding is exchanged, "
+        "in combinations that no training showed; they say that and the shapes, *all said* everything of both things. "
         "*Denial*: captions of the other half, which first say what is not there; beside them the same captions "
         "without that. `→`: the scorer ranks "
         f"{CANDIDATES} candidates, else it looks at all pictures. Segments {found['segmenter']}; int8; CPU time of one "
