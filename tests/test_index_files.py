@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from engine.engine import Engine
 from engine.retrieval.checksums import BLOCK_BYTES, BlockSums, MappedFile, sums_of
@@ -153,6 +154,22 @@ def test_a_file_that_is_deleted_stays_readable(tmp_path):
     path.unlink()
     file.check()
     assert bytes(file.data.tolist()) == b"0123456789"
+
+
+def test_a_reader_whose_files_a_commit_has_just_deleted_begins_anew(folder, monkeypatch):
+    writer, turns = Index.open(folder, model=engine()), [0]
+    mapped = torch.from_file
+
+    def compacted_meanwhile(path: str, **options: object) -> torch.Tensor:
+        turns[0] += 1
+        if turns[0] == 4:
+            monkeypatch.setattr(torch, "from_file", mapped)
+            writer.compact()
+        return mapped(path, **options)
+
+    monkeypatch.setattr(torch, "from_file", compacted_meanwhile)
+    index = Index.open(folder, model=engine())
+    assert turns[0] == 4 and index.stats() == writer.stats() and index.verify() == []
 
 
 def test_any_change_of_the_manifest_is_found(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -23,6 +24,8 @@ from engine.retrieval.segment_writer import RowBlock, SegmentWriter, cut
 from engine.retrieval.storage import Change
 
 Existing = Literal["refuse", "skip", "replace"]
+# A process that is killed loses no more of slow encoding than this, at the price of segments that are not full.
+COMMIT_S = 300.0
 # Rows of features that are packed at a time.
 FEATURE_ROWS = 256
 
@@ -142,7 +145,9 @@ def _collected(sources: list[ImageSource], ids: Iterator[str] | None) -> Batch:
 
 
 class Adder:
-    """Takes batches, writes segments, commits each when it is full; `commit` ends it, `keep` saves what is whole.
+    """Takes batches, writes segments, commits each when it is full or minutes old; `commit` ends it.
+
+    After an error `keep` commits what is whole.
 
     Args:
         change: the writer's turn.
@@ -170,6 +175,7 @@ class Adder:
         self._on_failure = on_failure
         self._needs = recipe.needs()
         self._writer: SegmentWriter | None = None
+        self._begun = time.monotonic()
         self._whole = True
         # Rows that go when the segment is committed, and where ids of the segment stand in it.
         self._going: list[int] = []
@@ -287,13 +293,14 @@ class Adder:
         used = 0 if self._writer is None else self._writer.size_bytes
         for rows, full in cut(block, used, self._recipe.manifest.segment_bytes):
             self._write(block.part(rows.start, rows.stop), replaces[rows.start : rows.stop])
-            if full:
+            if full or time.monotonic() - self._begun > COMMIT_S:
                 self.commit()
 
     def _write(self, block: RowBlock, replaces: np.ndarray) -> None:
         schema = joined_schema(self._schema, block.metadata)
         if self._writer is None:
             self._writer = SegmentWriter(self._change.segment_folder(), self._recipe.kinds, {})
+            self._begun = time.monotonic()
         self._whole = False
         self._writer.append(block)
         self._schema = schema

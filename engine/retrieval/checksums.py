@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import zlib
 from collections.abc import Iterator, Sequence
 from os import PathLike
@@ -75,8 +77,7 @@ class MappedFile:
             raise IndexDamaged(self.path, f"{-(-size // BLOCK_BYTES)} checksums were written, there are {len(sums)}")
         # A private mapping: torch takes no read-only memory without a warning, and what is mapped is never written.
         # No descriptor stays open.
-        whole = torch.from_file(str(self.path), shared=False, size=size, dtype=torch.uint8) if size else None
-        self.data = torch.empty(0, dtype=torch.uint8) if whole is None else whole
+        self.data = _mapped(self.path, size) if size else torch.empty(0, dtype=torch.uint8)
         self._sums = np.asarray(sums, dtype=np.uint32)
         self._checked = np.zeros(len(sums), dtype=bool)
 
@@ -123,3 +124,13 @@ class MappedFile:
                 self.path, f"the checksum of bytes {block * BLOCK_BYTES} to {block * BLOCK_BYTES + len(data)} differs"
             )
         self._checked[block] = True
+
+
+def _mapped(path: Path, size: int) -> Tensor:
+    try:
+        return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+    except RuntimeError as error:
+        if path.exists():
+            raise
+        # It was deleted just now; torch says so in an error of its own.
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from error

@@ -179,7 +179,7 @@ class Index:
         on_error: OnError = "raise",
         progress: bool | Progress = False,
     ) -> AddReport:
-        """Encode images and add them at the end; full segments are committed as they come.
+        """Encode images and add them at the end; full segments are committed as they come, others every five minutes.
 
         After an error or an interruption what was encoded before it is committed, unless it was the writing that
         failed.

@@ -130,9 +130,9 @@ class Manifest:
         """The kind of vectors of this name, or None."""
         return next((kind for kind in self.vectors if kind.name == name), None)
 
-    def following(self, **changes: Any) -> Manifest:
-        """The manifest of the next commit."""
-        return replace(self, generation=self.generation + 1, **changes)
+    def following(self) -> Manifest:
+        """The manifest of the next commit, so far the same."""
+        return replace(self, generation=self.generation + 1)
 
 
 def encoded(manifest: Manifest) -> bytes:

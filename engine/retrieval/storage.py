@@ -214,9 +214,8 @@ class Change:
         mark(marks, deleted)
         manifest = before.manifest
         segments = (*manifest.segments, *added)
-        return self._write(
-            manifest.following(segments=segments, schema=manifest.schema if schema is None else schema), marks
-        )
+        schema = manifest.schema if schema is None else schema
+        return self._write(replace(manifest.following(), segments=segments, schema=schema), marks)
 
     def delete(self, rows: Sequence[int] | np.ndarray) -> Snapshot:
         """Commit that rows are deleted: one flushed write where they are few."""
@@ -230,7 +229,7 @@ class Change:
 
     def replace_segments(self, segments: Sequence[SegmentEntry], deleted: Sequence[np.ndarray]) -> Snapshot:
         """Commit that these are all segments. Rows get other numbers, so that extras go."""
-        return self._write(self.snapshot.manifest.following(segments=tuple(segments), extras=()), deleted)
+        return self._write(replace(self.snapshot.manifest.following(), segments=tuple(segments), extras=()), deleted)
 
     def put_extra(
         self, name: str, write: Callable[[Path], None], *, rows: int, facts: Mapping[str, Any] | None = None
@@ -257,13 +256,14 @@ class Change:
         flush_folder(folder.parent)
         entry = ExtraEntry(name, folder.name, rows, dict(facts or {}), files)
         others = tuple(held for held in before.extras if held.name != name)
-        return self._write(before.following(extras=(*others, entry)), [~piece.alive for piece in self.snapshot.pieces])
+        marks = [~piece.alive for piece in self.snapshot.pieces]
+        return self._write(replace(before.following(), extras=(*others, entry)), marks)
 
     def drop_extra(self, name: str) -> Snapshot:
         """Commit without the structure of this name."""
         before = self.snapshot.manifest
         kept = tuple(held for held in before.extras if held.name != name)
-        return self._write(before.following(extras=kept), [~piece.alive for piece in self.snapshot.pieces])
+        return self._write(replace(before.following(), extras=kept), [~piece.alive for piece in self.snapshot.pieces])
 
     def _write(self, manifest: Manifest, deleted: Sequence[np.ndarray]) -> Snapshot:
         storage = self._storage
