@@ -2,8 +2,9 @@
 
 Images of 50 windows of 128 numbers, queries of 32 vectors (of 4 in the batch: segments of a caption, which wait for
 memory; 32 vectors wait for multiplications, of which a batch saves none); int8. The baseline is max-sim by torch's
-matrix product over all windows in float32, held in memory. Where `FAST_PLAID_PYTHON` names the Python of an environment
-with fast-plaid, `bench_fast_plaid` measures that beside it.
+matrix product over all windows in float32, held in memory.
+
+Where `FAST_PLAID_PYTHON` names the Python of an environment with fast-plaid, that is measured beside it.
 """
 
 from __future__ import annotations
