@@ -48,7 +48,7 @@ def check(gradients: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> None:
     """Few tokens may find another winner where rounding makes a tie; nearly all of the gradient is there."""
     for actual, expected in zip(gradients, wanted, strict=True):
         error = (actual.double() - expected).norm() / expected.norm()
-        assert error < (1e-4 if actual.dtype == torch.float32 else 0.2), error
+        assert error < (3e-3 if actual.dtype == torch.float32 else 0.2), error
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

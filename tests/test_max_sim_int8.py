@@ -213,16 +213,17 @@ def test_many_queries_and_long_documents(backend: str) -> None:
 
 @per_backend
 def test_the_best_are_the_head_of_all(backend: str) -> None:
-    q, d = codes(3, 4, 12), codes(40, 6, 12)
-    masks = {"d_mask": torch.rand(40, 6) < 0.7, "q_mask": torch.rand(3, 4) < 0.9, "q_weights": torch.rand(3, 4)}
+    n = 15 if INTERPRETED else 40
+    q, d = codes(3, 4, 12), codes(n, 6, 12)
+    masks = {"d_mask": torch.rand(n, 6) < 0.7, "q_mask": torch.rand(3, 4) < 0.9, "q_weights": torch.rand(3, 4)}
     bounds = torch.tensor([0, 5, 5, 30, 31, 90])
     packed = QuantizedTokens(d.codes.flatten(0, 1), d.scales.flatten())
     with forced(backend) as name:
-        for k in (1, 7, 50):
+        for k in (7, 50) if INTERPRETED else (1, 7, 50):
             got = max_sim_topk(q, d, k, **masks, backend=name)
             order = max_sim_int8(q, d, **masks, backend=name).sort(dim=1, descending=True, stable=True)
-            assert torch.equal(got.scores[:, :40], order.values[:, :k])
-            assert torch.equal(got.indices[:, :40], order.indices[:, :k]) and (got.indices[:, 40:] == -1).all()
+            assert torch.equal(got.scores[:, :n], order.values[:, :k])
+            assert torch.equal(got.indices[:, :n], order.indices[:, :k]) and (got.indices[:, n:] == -1).all()
             got = max_sim_topk(q, packed, k, d_cu_seqlens=bounds, backend=name)
             order = max_sim_int8(q, packed, d_cu_seqlens=bounds, backend=name).sort(dim=1, descending=True, stable=True)
             assert torch.equal(got.scores[:, :5], order.values[:, :k])
