@@ -15,7 +15,6 @@ from engine.results.comparison_runs import (
     BATCH,
     CATEGORIES,
     FINETUNE,
-    FIRST_STEPS,
     ITEMS,
     SPLITS,
     STEPS,
@@ -113,10 +112,11 @@ def _head(lines: Sequence[Mapping[str, Any]]) -> str:
     words = (
         "## What is worth training\n\n"
         "Heads on the frozen model and full fine-tuning of it, each with three kinds of negatives and the same budget: "
-        f"{FIRST_STEPS} steps of {BATCH} quads with symmetric InfoNCE in the batch (for TFLocal and TFGlobal, which "
-        f"run once a pair, in groups of {ARMS['tflocal'].group}), then {STEPS} steps in which a pair is held against "
-        "the same again (*in-batch*), its hard-negative caption alone (*captions*), or both choices within its quad "
-        f"(*2 × 2 pairs*); {BATCH * (FIRST_STEPS + STEPS):,} quads of 8,000 in all, in the same order of each seed. "
+        f"{sum(STEPS)} steps of {BATCH} quads ({BATCH * sum(STEPS):,} of 8,000 in all, in the same order of each seed). "
+        "A pair is held against the rest of the batch (*in-batch*: symmetric InfoNCE, for TFLocal and TFGlobal, which "
+        f"run once a pair, in groups of {ARMS['tflocal'].group}), against its hard-negative caption (*captions*), or in "
+        "both choices within its quad (*2 × 2 pairs*); the latter two beside the batch in the first half, alone in the "
+        "second. "
         f"Group score in per cent: mean over seeds ± half the mean 95 % interval over {ITEMS} items of one seed "
         "(lowest–highest seed, where there are several); chance 16.7. Every run stands in "
         "`docs/results/comparison.jsonl`, its log in `comparison-logs.jsonl`."
