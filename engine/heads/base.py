@@ -119,10 +119,13 @@ class StoredHead(Trainable):
             torch.manual_seed(seed)
             return cls(fitted, encoder=encoder.name, fingerprint=encoder.fingerprint)
 
-    def save(self, path: str | PathLike[str], *, facts: Mapping[str, object] | None = None) -> Path:
+    def save(
+        self, path: str | PathLike[str], *, facts: Mapping[str, object] | None = None, half: bool = False
+    ) -> Path:
         """Write one safetensors file, which `engine.heads.registry.load_head` reads.
 
-        `facts` are plain values kept beside the configuration, such as how the head was trained.
+        `facts` are plain values kept beside the configuration, such as how the head was trained. `half` stores
+        float16, for a file of half the size.
         """
         plain = {
             "kind": "head",
@@ -133,7 +136,9 @@ class StoredHead(Trainable):
             "fingerprint": self.fingerprint,
             "facts": dict(facts or {}),
         }
-        state = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in self.state_dict().items()}
+        dtype = torch.float16 if half else None
+        state = {name: tensor.detach().cpu().to(dtype).clone() for name, tensor in self.state_dict().items()}
+        state = {name: tensor.contiguous() for name, tensor in state.items()}
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(target) as unfinished:
