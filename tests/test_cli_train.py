@@ -82,7 +82,7 @@ def test_window_head_makes_regions_for_sgi(tmp_path, capsys):
     assert main(["train", "window_head", *small, *folders, "--figure-items", "2"]) == 0
     done = capsys.readouterr()
     path = tmp_path / "run" / "window_head.safetensors"
-    assert f"--scorer sgi --option crops=windows --option head={path}" in " ".join(done.out.split())
+    assert f"--option crops=windows --option full_image=False --option head={path}" in " ".join(done.out.split())
     assert "peaksim: features of windows: 4/4" in done.err and "group_material " in done.err
     assert load_window_head(path).encoder == "scenes"
     # Of pictures of one's own, too.

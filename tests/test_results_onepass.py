@@ -58,17 +58,18 @@ def test_the_section_is_trained_written_and_met(small: Run):
         "windows, untrained",
         "windows, untrained, whole image left out",
         "windows, trained head",
+        "windows, trained head, whole image too",
         "windows, trained head, seed 0",
         "windows, trained head, seed 1",
     ]
     assert rows[1].startswith("| crops re-encoded, rescaled | 50.0 ± 25.0 |") and rows[2].endswith(" 1.0 |")
     assert "over 3 items" in text and rows[-1].endswith("|  |  |")
-    assert len(read_figures(small.figures / "onepass.jsonl")) == 5 * len(onepass.CATEGORIES)
+    assert len(read_figures(small.figures / "onepass.jsonl")) == 6 * len(onepass.CATEGORIES)
     quick = Run(small.folder, quick=True, root=small.root)
     assert onepass.section(quick)
     wrong = [Figure(f.name, f.items, 0.9, 0.9, 0.9) for f in read_figures(small.figures / "onepass.jsonl")]
     write_figures(small.figures / "onepass.jsonl", wrong)
-    with pytest.raises(ResultsDiffer, match=r"onepass\.jsonl: \d+ of 12 figures are not reproduced"):
+    with pytest.raises(ResultsDiffer, match=r"onepass\.jsonl: \d+ of 16 figures are not reproduced"):
         onepass.section(quick)
 
 
@@ -84,5 +85,5 @@ def test_committed_figures_are_of_the_shipped_head():
     least = {"color": 0.9, "size": 0.8, "material": 0.8}
     assert all(held[f"windows, trained head held_out {category}"].value >= value for category, value in least.items())
     lines = (ROOT / "docs" / "results" / "onepass.jsonl").read_text().splitlines()
-    assert len(lines) == 20 and all(json.loads(line)["items"] == 400 for line in lines)
+    assert len(lines) == 24 and all(json.loads(line)["items"] == 400 for line in lines)
     assert shipped_head("window_head").stat().st_size < 3_000_000

@@ -142,6 +142,9 @@ def test_a_saved_head_comes_back_with_its_tag(tmp_path):
     assert again.config == head.config and again.tag == head.tag != built(1).tag and not again.training
     assert torch.equal(again.regions(images, boxes(2)), head.regions(images, boxes(2)))
     assert read_head(path).facts == {"seed": 3}
+    narrow = load_window_head(head.save(tmp_path / "half.safetensors", half=True))
+    assert (tmp_path / "half.safetensors").stat().st_size < 0.7 * path.stat().st_size
+    torch.testing.assert_close(narrow.regions(images, boxes(2)), head.regions(images, boxes(2)), rtol=0.02, atol=5e-3)
     with pytest.raises(ValueError, match=r"must come from the encoder the head was trained on, tiny \(tiny-1\), got"):
         load_window_head(path, fingerprint="other")
     with pytest.raises(ValueError, match=r"must hold one of .*max_sim_head.*, got 'window_head'"):

@@ -18,23 +18,26 @@ from engine.encoders.open_clip import load_open_clip
 from engine.encoders.scenes import load_scenes
 from engine.encoders.transformers import load_transformers
 from engine.engine import Engine
+from engine.features import TextFeatures
 from engine.heads.base import read_head
 from engine.heads.registry import load_window_head
 from engine.heads.window_head import WindowHead, WindowHeadConfig
 from engine.images import ResizePolicy
 from engine.scenes.items import ControlledItem, controlled_items
-from engine.scenes.world import is_training_scene, sample_scene
+from engine.scenes.world import COLORS, MATERIALS, SHAPES, is_training_scene, is_withheld, sample_scene
 from engine.scorers.sgi import SGI
 from engine.training.heads import HeadRun, HeadTrainConfig, train_head
 from engine.training.windows import (
     OwnPictures,
     WindowData,
+    WindowLoss,
     WindowObjective,
     WindowPictures,
     begun,
     draw_windows,
     targets_of,
     window_data,
+    wordings_of,
 )
 from tests import tiny_open_clip, tiny_transformers
 from tests.tolerances import assert_close
@@ -85,7 +88,7 @@ def test_a_head_is_trained_stopped_stored_and_used(peaksim: Engine, tmp_path: Pa
 
     assert told == [("windows", 8, 8)] and again.store.folder == data.store.folder and len(data) == 8
     settings = HeadTrainConfig(tmp_path / "whole", steps=10, batch_size=4, warmup_steps=2, checkpoint_every=4)
-    objective = WindowObjective()
+    objective = WindowLoss(WindowObjective(wordings=8), wordings_of(peaksim, 8))
 
     class Stopped(Exception):
         pass
@@ -187,6 +190,7 @@ def test_targets_are_what_the_encoder_makes_of_native_crops(scenes: Engine):
 def test_the_loss_is_its_formula_and_the_targets_have_the_least():
     torch.manual_seed(0)
     targets = functional.normalize(torch.randn(2, 3, 5), dim=-1)
+    wordings = functional.normalize(torch.randn(4, 5), dim=-1)
 
     class Fixed:
         def __init__(self, found: torch.Tensor) -> None:
@@ -198,32 +202,50 @@ def test_the_loss_is_its_formula_and_the_targets_have_the_least():
     class Images:
         boxes = torch.zeros(2, 3, 4)
 
-    def loss(found: torch.Tensor, **options: float) -> float:
-        return float(WindowObjective(**options)(Fixed(found), Images(), targets))  # type: ignore[arg-type]
+    def loss(found: torch.Tensor, wording: float) -> float:
+        return float(WindowLoss(WindowObjective(wording=wording), wordings)(Fixed(found), Images(), targets))  # type: ignore[arg-type]
 
     other = functional.normalize(targets + 0.5 * torch.randn(2, 3, 5), dim=-1)
-    flat, wanted = other.flatten(0, 1), targets.flatten(0, 1)
-    distance = sum(1 - float(h @ t) for h, t in zip(flat, wanted, strict=True)) / 6
-    assert loss(other, contrast=0.0) == pytest.approx(distance, abs=1e-6)
-    contrast = 0.0
-    for h, t in zip(flat, wanted, strict=True):
-        asked = (wanted @ t / 0.1).softmax(dim=0)
-        contrast -= float((asked * (wanted @ h / 0.1).log_softmax(dim=0)).sum()) / 6
-    assert loss(other, contrast=2.0, temperature=0.1) == pytest.approx(distance + 2 * contrast, abs=1e-5)
-    assert loss(targets) < loss(other)
-    # Of six windows every third is compared with.
-    contrast = 0.0
-    for h, t in zip(flat, wanted, strict=True):
-        asked = (wanted[::3] @ t / 0.05).softmax(dim=0)
-        contrast -= float((asked * (wanted[::3] @ h / 0.05).log_softmax(dim=0)).sum()) / 6
-    assert loss(other, contrast=1.0, others=2) == pytest.approx(distance + contrast, abs=1e-5)
+    pairs = list(zip(other.flatten(0, 1), targets.flatten(0, 1), strict=True))
+    distance = sum(1 - float(h @ t) for h, t in pairs) / 6
+    assert loss(other, 0.0) == pytest.approx(distance, abs=1e-6)
+    asked = sum(float((h - t) @ c) ** 2 for h, t in pairs for c in wordings) / 24
+    assert loss(other, 2.0) == pytest.approx(distance + 2 * 5 / 2 * asked, abs=1e-5)
+    assert loss(targets, 2.0) == pytest.approx(0.0, abs=1e-6)
+    # Over all directions alike the second term is the first.
+    every = WindowLoss(WindowObjective(wording=1.0), torch.eye(5))
+    assert float(every(Fixed(other), Images(), targets)) == pytest.approx(2 * distance, abs=1e-5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"WindowLoss: wording 3\.0 needs wordings, got None"):
+        WindowLoss(WindowObjective())
+
+
+def test_wordings_differ_in_one_word_of_things_that_training_may_show(scenes: Engine, monkeypatch: pytest.MonkeyPatch):
+    asked: list[str] = []
+    encode = scenes.encode_texts
+
+    def recorded(texts: list[str]) -> TextFeatures:
+        asked.extend(texts)
+        return encode(texts)
+
+    monkeypatch.setattr(scenes, "encode_texts", recorded)
+    found = wordings_of(scenes, 60)
+    assert found.shape == (60, 128)
+    assert_close(found.norm(dim=1), torch.ones(60))
+    for one, other in zip(asked[::2], asked[1::2], strict=True):
+        words = [set(text.split()) - {"a", "an"} for text in (one, other)]
+        assert len(words[0] - words[1]) == len(words[1] - words[0]) == 1
+        for held in words:
+            look = [next(iter(held & set(kind)), None) for kind in (SHAPES, COLORS, MATERIALS)]
+            assert None in look or not is_withheld(*look)
+    embedding = encode(asked[:2]).embedding
+    assert_close(found[0], functional.normalize(embedding[0] - embedding[1], dim=0))
 
 
 def test_the_loss_falls(scenes: Engine, tmp_path: Path):
     head = WindowHead.build(scenes.spec, WindowHeadConfig(hidden=32))
     data = window_data(scenes, head.layers, PICTURES, tmp_path)
     settings = HeadTrainConfig(tmp_path / "run", steps=40, batch_size=8, warmup_steps=4, learning_rate=5e-3)
-    run = HeadRun(head, settings, WindowObjective())
+    run = HeadRun(head, settings, WindowLoss(WindowObjective(wording=0.0)))
     batch = data.batch(torch.arange(8))
     losses = [run.advance(*batch)["loss"] for _ in range(40)]
     found, targets = head.regions(batch[0], batch[0].boxes), batch[1]  # type: ignore[arg-type]
@@ -236,10 +258,10 @@ def test_figures_of_a_head_read_it_anew(scenes: Engine):
     for head in heads:
         found = figures(head)
         assert set(found) == {"group_color"} and 0 <= found["group_color"] <= 1
-    images = figures._seen_by(heads[1], figures._encoded("color", SGI(crops="windows", head=heads[1]))[0])
+    images = figures._seen_by(heads[1], figures._encoded("color", SGI(crops="windows", head=heads[1], full_image=False))[0])
     expected = scenes.encode_images(
         [Image.fromarray(pixels) for item in _items() for pixels in item.images()],
-        scorer=SGI(crops="windows", head=heads[1]),
+        scorer=SGI(crops="windows", head=heads[1], full_image=False),
     )
     assert images.region_plan == expected.region_plan
     assert_close(images.regions, expected.regions)  # type: ignore[arg-type]
@@ -254,8 +276,8 @@ def _items() -> list[ControlledItem]:
     [
         (lambda: WindowPictures(pictures=0), "WindowPictures: pictures must be at least 1, got 0"),
         (lambda: WindowPictures(windows=1), "WindowPictures: windows must be at least 2, got 1"),
-        (lambda: WindowObjective(contrast=-1), "WindowObjective: contrast must not be negative, .* got -1, 0.05 and"),
-        (lambda: WindowObjective(temperature=0), "temperature above 0 and others at least 2, got 0.0, 0 and 384"),
+        (lambda: WindowObjective(wording=-1), "wording must not be negative and wordings at least 1, got -1 and 512"),
+        (lambda: WindowObjective(wordings=0), "WindowObjective: wording must not be negative .* got 3.0 and 0"),
     ],
 )
 def test_settings_are_checked(make, message: str):

@@ -108,7 +108,7 @@ class WindowFigures(GroupFigures):
     ) -> None:
         super().__init__(
             engine,
-            lambda head: SGI(crops="windows", head=head),
+            lambda head: SGI(crops="windows", head=head, full_image=False),
             items=items,
             categories=categories,
             split=split,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from engine.cli.options import Shared, image_files
@@ -10,7 +10,15 @@ from engine.cli.training_data import report, show_trained, told
 from engine.heads.window_head import WindowHeadConfig
 from engine.training.heads import HeadTrainConfig, train_head
 from engine.training.presets import TRAINING
-from engine.training.windows import OwnPictures, WindowObjective, WindowPictures, begun, window_data
+from engine.training.windows import (
+    OwnPictures,
+    WindowLoss,
+    WindowObjective,
+    WindowPictures,
+    begun,
+    window_data,
+    wordings_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +54,11 @@ class TrainWindowHead(Shared):
         data = window_data(peaksim, layers, pictures, self.features, told=told)
         head = begun(peaksim, data, self.head, seed=self.training.seed)
         figures = None if self.skip_figures or own is not None else WindowFigures(peaksim, items=self.figure_items)
-        path = train_head(head, data, self.training, objective=self.objective, evaluate=figures, report=report)
-        use = f"--scorer sgi --option crops=windows --option head={path}"
+        # Of pictures of one's own nothing is known that captions could say.
+        objective = replace(self.objective, wording=0.0) if own is not None else self.objective
+        wordings = wordings_of(peaksim, objective.wordings) if objective.wording else None
+        loss = WindowLoss(objective, wordings)
+        path = train_head(head, data, self.training, objective=loss, evaluate=figures, report=report)
+        use = f"--scorer sgi --option crops=windows --option full_image=False --option head={path}"
         show_trained(as_json=self.json, use=use, facts={"head": str(path), "scorer": "sgi"})
         return 0

@@ -33,9 +33,9 @@ TRAINING: Mapping[str, HeadTrainConfig] = {
     ),
     "window_head": HeadTrainConfig(
         output=Path("runs/window_head"),
-        steps=1500,
+        steps=1000,
         learning_rate=1e-3,
-        evaluate_every=300,
+        evaluate_every=250,
     ),
     "finetune": HeadTrainConfig(
         output=Path("runs/finetune"),

@@ -26,9 +26,10 @@ from engine.engine import Engine
 from engine.features import ImageFeatures, Needs
 from engine.heads.window_head import WindowHead, WindowHeadConfig
 from engine.images import ResizePolicy, decode
+from engine.scenes.captions import phrase
 from engine.scenes.render import render
 from engine.scenes.settings import STANDARD
-from engine.scenes.world import sample_scene
+from engine.scenes.world import SHAPES, is_training_groups, pick, random_group, sample_scene
 from engine.store import FeatureStore, Manifest
 
 Told = Callable[[str, int, int], None]
@@ -37,6 +38,7 @@ Drawn = tuple[Image.Image, np.ndarray, np.ndarray]
 # What users ask of crop grids, at all their overlaps: windows of a half down to a seventh of the side.
 _GRID = CropGrid(((2, 2), (3, 3), (4, 4), (5, 5), (6, 6)), include_full=False)
 _SHARD_ROWS = 256
+_WORDS = ("size", "color", "material")
 # Passed to the encoder at once.
 _BATCH = 256
 
@@ -210,37 +212,60 @@ def begun(engine: Engine, data: WindowData, config: WindowHeadConfig, *, seed: i
 
 @dataclass(frozen=True)
 class WindowObjective:
-    """`mean(1 - ⟨h, t⟩) + contrast · CE(softmax(⟨t, t'⟩ / τ), softmax(⟨h, t'⟩ / τ))` over the windows of a batch.
+    """How a head is held to its targets: `mean(1 - ⟨h, t⟩) + wording · D / 2 · mean_c ⟨h - t, c⟩²`.
 
-    The second term asks that a window's vector h be as far from the targets t' of all other windows as its own target
-    is, so that what tells regions apart counts for more than what all of them share. Where targets are equal (plain
-    background) it asks for no difference.
+    The first term is plain regression. The second weighs what captions can ask: c are unit vectors `(C, D)`, each the
+    difference of two phrases that differ in one word (`wordings_of`). An error that is the same in all directions
+    counts alike in both terms; one that takes a large thing for a small one counts for more in the second.
     """
 
-    contrast: float = 0.0
-    """Weight of the second term; 0 leaves it out."""
-    temperature: float = 0.05
-    """Temperature of the second term."""
-    others: int = 384
-    """Windows of the batch, evenly spread, that each is compared with."""
+    wording: float = 3.0
+    """Weight of the second term; 0 leaves it out, as pictures of your own do."""
+    wordings: int = 512
+    """Pairs of phrases C."""
 
     def __post_init__(self) -> None:
-        if self.contrast < 0 or self.temperature <= 0 or self.others < 2:
+        if self.wording < 0 or self.wordings < 1:
             raise ValueError(
-                "WindowObjective: contrast must not be negative, temperature above 0 and others at least 2, got "
-                f"{self.contrast}, {self.temperature} and {self.others}"
+                "WindowObjective: wording must not be negative and wordings at least 1, got "
+                f"{self.wording} and {self.wordings}"
             )
 
-    def __call__(self, head: WindowHead, images: ImageFeatures, targets: Tensor) -> Tensor:
-        """The loss of one batch as `WindowData.batch` gives it."""
-        assert images.boxes is not None
-        found = head.regions(images, images.boxes).flatten(0, 1)  # (B · W, D)
-        targets = targets.flatten(0, 1)
-        loss = (1 - (found * targets).sum(dim=1)).mean()
-        if not self.contrast:
-            return loss
-        step = max(1, len(targets) // self.others)
-        others = targets[::step]
-        wanted = (targets @ others.T / self.temperature).softmax(dim=1)
-        return loss + self.contrast * functional.cross_entropy(found @ others.T / self.temperature, wanted)
 
+class WindowLoss:
+    """The loss of one batch as `WindowData.batch` gives it.
+
+    Args:
+        objective: its terms and weights.
+        wordings: `(C, D)` of the second term, where there is one.
+    """
+
+    def __init__(self, objective: WindowObjective, wordings: Tensor | None = None) -> None:
+        if objective.wording and wordings is None:
+            raise ValueError(f"WindowLoss: wording {objective.wording} needs wordings, got None")
+        self.objective = objective
+        self.wordings = wordings
+
+    def __call__(self, head: WindowHead, images: ImageFeatures, targets: Tensor) -> Tensor:
+        assert images.boxes is not None
+        found = head.regions(images, images.boxes)  # (B, W, D)
+        loss = (1 - (found * targets).sum(dim=2)).mean()
+        if not self.objective.wording or self.wordings is None:
+            return loss
+        wrong = (found - targets) @ self.wordings.T  # (B, W, C)
+        return loss + self.objective.wording * targets.shape[2] / 2 * wrong.square().mean()
+
+
+def wordings_of(engine: Engine, count: int, *, seed: int = 401) -> Tensor:
+    """Unit differences `(count, D)` of phrases for things that training may show, alike but for one word."""
+    rng = np.random.default_rng(seed)
+    pairs: list[str] = []
+    while len(pairs) < 2 * count:
+        word = ("shape", *_WORDS)[pick(rng, 4)]
+        one = random_group(rng, SHAPES[pick(rng, len(SHAPES))], 1)
+        other = replace(one, **{word: getattr(random_group(rng, SHAPES[pick(rng, len(SHAPES))], 1), word)})
+        said = tuple(each for each in _WORDS if each == word or rng.random() < 0.3)
+        if one != other and is_training_groups((other,)):
+            pairs += [phrase(one, said), phrase(other, said)]
+    embedding = engine.encode_texts(pairs).embedding.view(count, 2, -1)
+    return functional.normalize(embedding[:, 0] - embedding[:, 1], dim=-1)
