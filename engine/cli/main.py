@@ -40,7 +40,7 @@ COMMANDS = {
     "compare": Place("comparison", "Compare", "Set models and scorers side by side on benchmarks."),
     "models": Place("commands", "Models", "List the encoders and what each of them offers, or look at one."),
     "train": Place("training", "Train", "Train the embedded model from scratch."),
-    "diagnose": Place("layers", "Diagnose", "Say what each layer of a text tower tells apart."),
+    "diagnose": Place("layers", "Diagnose", "Say what text layers hold, and what it is worth to read them."),
     "results": Place("results", "Results", "Measure the committed model and heads for RESULTS.md."),
     "doctor": Place("commands", "Doctor", "Say what this installation can do here, and how to get the rest."),
 }
