@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -116,7 +115,7 @@ class NegationFigures:
             ]
         return NegationOutcomes(found.credit, tuple(held.kinds), found.margin, *recalls)
 
-    def blind(self) -> dict[str, Mapping[str, float]]:
+    def blind(self) -> dict[str, dict[str, float]]:
         """For each scorer that reads the captions alone its shares `choice` and `choice_<kind>`, ties shared."""
         items = self._items()
         found = {}

@@ -41,7 +41,7 @@ COMMANDS = {
     "compare": Place("comparison", "Compare", "Set models and scorers side by side on benchmarks."),
     "models": Place("commands", "Models", "List the encoders and what each of them offers, or look at one."),
     "train": Place("training", "Train", "Train the embedded model, or small heads on frozen features."),
-    "diagnose": Place("layers", "Diagnose", "Say what each layer of a text tower tells apart."),
+    "diagnose": Place("layers", "Diagnose", "Say what text layers hold, and what it is worth to read them."),
     "export": Place("export", "Export", "Write a model as ONNX graphs for ONNX Runtime, or check such a folder."),
     "results": Place("results", "Results", "Measure the committed model and heads for RESULTS.md."),
     "index": Place("", "Index", "Keep pictures in an index and find them by captions or pictures."),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -248,11 +249,8 @@ def section(run: Run) -> str:
     seen = {}
     for done, condition in enumerate(asked[0].texts):
         run.progress(condition, done, len(asked[0].texts))
-        seen[condition] = run.part(
-            f"{NAME}-{done}",
-            f"{made_by} {condition}",
-            lambda condition=condition: drawn(engine, parts, asked, condition, noises=noises),
-        )
+        make = partial(drawn, engine, parts, asked, condition, noises=noises)
+        seen[condition] = run.part(f"{NAME}-{done}", f"{made_by} {condition}", make)
     judge = run.part(f"{NAME}-judge", f"{made_by} {JUDGED}", lambda: judged(parts.judge, run.items(JUDGED, 1)))
     values = {"seen": seen, "judge": judge}
     path = run.figures / f"{NAME}.jsonl"
