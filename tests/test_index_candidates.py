@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import multiprocessing
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,43 @@ def test_a_structure_says_what_it_finds_and_finds_it_again_from_its_file(factory
 def test_fewer_than_wanted_are_shown_without_minus_one():
     found = built("IVF4,Flat", clusters(200)).search(clusters(2, seed=1).numpy(), 1000)
     assert all((rows >= 0).all() and len(set(rows.tolist())) == len(rows) for rows in found)
+
+
+class FaissWithGpu:
+    """FAISS as a build for GPUs has it; the GPU is the CPU."""
+
+    def __init__(self, knows: bool) -> None:
+        import faiss
+
+        self._faiss, self._knows, self.trained = faiss, knows, 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._faiss, name)
+
+    def StandardGpuResources(self) -> str:
+        return "resources"
+
+    def get_num_gpus(self) -> int:
+        return 1
+
+    def index_cpu_to_gpu(self, resources: str, device: int, index: object) -> object:
+        assert (resources, device) == ("resources", 0)
+        if not self._knows:
+            raise RuntimeError("This index type is not implemented on GPU.")
+        self.trained += 1
+        return index
+
+    def index_gpu_to_cpu(self, index: object) -> object:
+        return index
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_training_goes_to_a_gpu_where_faiss_finds_one_and_knows_the_kind(knows: bool, monkeypatch):
+    module = FaissWithGpu(knows)
+    monkeypatch.setattr(ann, "load_faiss", lambda: module)
+    vectors = clusters(1000)
+    found = built("IVF8,Flat", vectors)
+    assert module.trained == int(knows) and found.facts.recall["10"] > 0.9
 
 
 def test_the_choice_goes_by_size_and_training_is_bounded(monkeypatch: pytest.MonkeyPatch):
@@ -174,6 +212,16 @@ def test_a_damaged_structure_is_found(tmp_path, monkeypatch):
         Index.open(tmp_path, model=engine.Engine(FakeEncoder())).search(
             asked(clusters(1, WIDTH)), scorer="global", candidates=20
         )
+
+
+def test_eight_threads_ask_one_structure(tmp_path, monkeypatch):
+    index = index_of(clusters(2000, WIDTH), tmp_path, monkeypatch)
+    queries = [clusters(1, WIDTH, seed=seed) for seed in range(20, 36)]
+    wanted = [ids(index, query, candidates=20, where="part < 90") for query in queries]
+    fresh = Index.open(tmp_path, model=engine.Engine(FakeEncoder()))
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda query: ids(fresh, query, candidates=20, where="part < 90"), queries))
+    assert found == wanted
 
 
 def _in_child(index: Index, query: torch.Tensor, results: object) -> None:

@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 from engine.engine import Engine, load
+from engine.features import TextFeatures
 from engine.heads.base import shipped_head
 from engine.metrics import Interval, wilson_interval
 from engine.results.figures import Figure, check_figures, write_figures
@@ -134,7 +135,7 @@ class Collection:
 
     def pictures(self, names: Sequence[str]) -> list[Image.Image]:
         """The pictures of these ids."""
-        known = {name: rest for name, *rest in self.scenes}
+        known = {name: (scene, seed, split) for name, scene, seed, split in self.scenes}
         return [
             Image.fromarray(picture_of(scene, seed, settings_of(split)))
             for scene, seed, split in (known[name] for name in names)
@@ -194,18 +195,23 @@ def measure(index: Index, wide: Index, collection: Collection, run: Run) -> dict
     """
     rows: dict[str, Any] = {}
     asked = collection.asked()
+    right = {kind: collection.right(queries) for kind, queries in asked.items()}
+    encoded = {
+        (scorer, kind): index.engine.encode_texts(
+            [query.caption for query in queries], scorer=index.recipe.scorer(scorer)
+        )
+        for scorer in {scorer for scorer, _ in ROWS.values()}
+        for kind, queries in asked.items()
+    }
     for name, (scorer, candidates) in ROWS.items():
         shares: dict[str, dict[str, int]] = {}
         times: list[float] = []
         for kind, queries in asked.items():
             run.progress(f"retrieval: {name}", KINDS.index(kind), len(KINDS))
-            right = collection.right(queries)
-            texts = index.engine.encode_texts(
-                [query.caption for query in queries], scorer=index.recipe.scorer(scorer)
-            )
+            texts = encoded[scorer, kind]
             found = [hit_ids(hits) for hits in index.search(texts, TOP, scorer=scorer, candidates=candidates)]
-            first = sum(own[0] in wanted for own, wanted in zip(found, right, strict=True))
-            ten = sum(bool(wanted & set(own)) for own, wanted in zip(found, right, strict=True))
+            first = sum(own[0] in wanted for own, wanted in zip(found, right[kind], strict=True))
+            ten = sum(bool(wanted & set(own)) for own, wanted in zip(found, right[kind], strict=True))
             shares[kind] = {"first": first, "ten": ten, "of": len(queries)}
             for row in range(min(TIMED, len(queries))):
                 start = time.process_time()
@@ -214,7 +220,8 @@ def measure(index: Index, wide: Index, collection: Collection, run: Run) -> dict
         rows[name] = {"shares": shares, "ms": 1e3 * statistics.median(times)}
     return {
         "images": collection.images, "queries": collection.queries, "rows": rows,
-        "recall": _recalls(index, wide, asked), "segmenter": index.engine.segmenter.name,
+        "recall": {kind: _recalls(index, wide, encoded["sgi", kind]) for kind in asked},
+        "segmenter": index.engine.segmenter.name,
     }  # fmt: skip
 
 
@@ -223,24 +230,18 @@ def hit_ids(hits: Sequence[Any]) -> list[str]:
     return [hit.id for hit in hits]
 
 
-def _recalls(index: Index, wide: Index, asked: Mapping[str, list[Query]]) -> dict[str, dict[str, float]]:
-    """By kind of query: of sgi's best ten over all codes, the share that candidates and that bfloat16 find too."""
-    found: dict[str, dict[str, float]] = {}
-    for kind, queries in asked.items():
-        texts = index.engine.encode_texts([query.caption for query in queries], scorer=index.recipe.scorer("sgi"))
-        every = [set(hit_ids(hits)) for hits in index.search(texts, TOP, candidates=None)]
-        others = {
-            "candidates": index.search(texts, TOP, candidates=CANDIDATES),
-            "default": index.search(texts, TOP),
-            "bfloat16": wide.search(texts, TOP, candidates=None),
-        }
-        found[kind] = {
-            name: statistics.fmean(
-                len(own & set(hit_ids(hits))) / len(own) for own, hits in zip(every, some, strict=True)
-            )
-            for name, some in others.items()
-        }
-    return found
+def _recalls(index: Index, wide: Index, texts: TextFeatures) -> dict[str, float]:
+    """Of sgi's best ten over all codes, the share that candidates, the default and bfloat16 find too."""
+    every = [set(hit_ids(hits)) for hits in index.search(texts, TOP, candidates=None)]
+    others = {
+        "candidates": index.search(texts, TOP, candidates=CANDIDATES),
+        "default": index.search(texts, TOP),
+        "bfloat16": wide.search(texts, TOP, candidates=None),
+    }
+    return {
+        name: statistics.fmean(len(own & set(hit_ids(hits))) / len(own) for own, hits in zip(every, some, strict=True))
+        for name, some in others.items()
+    }
 
 
 def _share(values: Mapping[str, int], what: str) -> Interval:

@@ -50,7 +50,7 @@ _REFUSED = {
 _ROWS = "metadata"
 _FRAME = "SELECT (\n{}\n) AS kept FROM " + _ROWS
 # In a database of its own for each filter.
-_SETTINGS = {
+_SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "enable_external_access": "false", "autoload_known_extensions": "false", "autoinstall_known_extensions": "false",
     "allow_community_extensions": "false", "python_enable_replacements": "false", "threads": "1",
     "memory_limit": "4GB", "temp_directory": "",
