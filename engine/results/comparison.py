@@ -112,9 +112,9 @@ def _head(lines: Sequence[Mapping[str, Any]]) -> str:
     words = (
         "## What is worth training\n\n"
         "Heads on the frozen model and full fine-tuning of it, each with three kinds of negatives and the same budget: "
-        f"{sum(STEPS)} steps of {BATCH} quads ({BATCH * sum(STEPS):,} of 8,000, in the same order of each seed). A pair "
-        "is held against the rest of the batch (*in-batch*: symmetric InfoNCE, for TFLocal and TFGlobal, which run once "
-        f"a pair, in groups of {ARMS['tflocal'].group}), against its hard-negative caption (*captions*), or in both "
+        f"{sum(STEPS)} steps of {BATCH} quads ({BATCH * sum(STEPS):,} of 8,000, in the same order of each seed). A "
+        "pair is held against the rest of the batch (*in-batch*: symmetric InfoNCE, for TFLocal and TFGlobal, which run "
+        f"once a pair, in groups of {ARMS['tflocal'].group}), against its hard-negative caption (*captions*), or in both "
         "choices within its quad (*2 × 2 pairs*); the latter two beside the batch in the first half, alone in the "
         "second. "
         f"Group score in per cent: mean over seeds ± half the mean 95 % interval over {ITEMS} items of one seed "
