@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from engine.results import onepass, scorers
+from engine.results import scorers
 from engine.results.run import Run
 
 Section = Callable[[Run], str]
@@ -12,12 +12,9 @@ Training = Callable[[Run], None]
 
 SECTIONS: Mapping[str, Section] = {
     scorers.NAME: scorers.section,
-    onepass.NAME: onepass.section,
 }
 # Each goes on where it was stopped, and leaves the figures that its section shows.
-TRAININGS: Mapping[str, Training] = {
-    onepass.NAME: onepass.train,
-}
+TRAININGS: Mapping[str, Training] = {}
 
 
 def chosen(names: tuple[str, ...]) -> dict[str, Section]:
