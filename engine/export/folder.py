@@ -70,7 +70,7 @@ class ExportSettings:
 class _Work:
     """An export on its way."""
 
-    encoder: Encoder
+    encoder: ScenesEncoder | DualEncoder
     settings: ExportSettings
     folder: Path
     graphs: list[Traced] = field(default_factory=list)
@@ -104,6 +104,7 @@ def export_model(
         raise ValueError(f"export: {target} must be a new or an empty folder, got one that holds something, or a file")
     encoder = load_encoder(model, device="cpu", dtype="float32") if isinstance(model, str) else model
     spec = _exportable(encoder, settings)
+    assert isinstance(encoder, ScenesEncoder | DualEncoder)  # `_exportable` has seen to it
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as place:
         work = _Work(encoder, settings, Path(place) / "export")
@@ -300,7 +301,8 @@ def _both(
     manifest = found.manifest
     pairs: dict[str, tuple[Tensor, Tensor]] = {}
     # The tap `hidden` is a part of the last layer.
-    taps = [tap for tap in manifest.spec.taps if tap != "hidden"] or [None]
+    taps: list[str | None] = [tap for tap in manifest.spec.taps if tap != "hidden"]
+    taps = taps or [None]
     for tap, layers in ((None, ()), *((tap, manifest.image_layers) for tap in taps)):
         a, b = (encoder.encode_pixels(pixels, tap=tap, layers=layers) for encoder in (source, found))
         pairs[f"image embedding{' beside layers' if layers else ''}"] = a.embedding, b.embedding
