@@ -327,7 +327,8 @@ def load(
     """An engine over a frozen encoder.
 
     Args:
-        name: `"scenes"` (embedded), `"open_clip:<arch>/<tag or path>"`, … (see `peaksim models`).
+        name: `"scenes"` (embedded), `"open_clip:<arch>/<tag or path>"`, … (see `peaksim models`), or a folder that
+            `peaksim export` wrote.
         device: `"auto"` takes an accelerator where there is one.
         dtype: of the weights; `"auto"` is float32 on the CPU.
         segmenter, backend: as for `Engine`.

@@ -267,6 +267,13 @@ def test_wrong_options_are_refused(name, options, error, message, exported_scene
         engine.load(name.format(exported_scenes), **options)
 
 
+def test_an_empty_name_is_no_export_of_the_working_directory(exported_scenes, monkeypatch):
+    monkeypatch.chdir(exported_scenes)
+    with pytest.raises(ValueError, match="or a folder that `peaksim export` wrote, got ''"):
+        engine.load("")
+    assert engine.load(".", device="cpu").spec.family == "scenes"
+
+
 def test_settings_that_fit_are_accepted(exported_scenes):
     found = engine.load(f"{exported_scenes}?provider=cpu&precision=fp32", device="cpu", dtype="float32")
     assert isinstance(found.encoder, ExportedEncoder) and found.encoder.provider == "cpu"

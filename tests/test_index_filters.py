@@ -191,6 +191,19 @@ def test_an_index_knows_ids_and_rows_without_metadata(tmp_path: Path):
         index.search(query, scorer="global", where="m = 1")
 
 
+def test_a_condition_is_remembered_for_one_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    index = Index.create(tmp_path, model=engine.Engine(FakeEncoder()), vectors=())
+    index.add(ImageFeatures(clusters(3, WIDTH), ids=("a", "b", "c")), metadata={"n": [1, 2, 3]})
+    before = index.snapshot
+    assert rows_where(before, "n > 1").tolist() == [False, True, True]
+    index.add(ImageFeatures(clusters(1, WIDTH, seed=1), ids=("d",)), metadata={"n": [4]})
+    assert rows_where(index.snapshot, "n > 1").tolist() == [False, True, True, True]
+    for number in range(20):
+        assert rows_where(before, f"n > {number}").sum() == max(0, 3 - number)
+    monkeypatch.setattr(Filter, "parse", None)
+    assert rows_where(before, "n > 19").tolist() == [False, False, False]
+
+
 def test_values_of_every_kind_are_compared(tmp_path: Path):
     table = pa.table({"a": np.arange(3, dtype=np.uint8), "b": pa.array(["x", "y", "x"]).dictionary_encode()})
     assert Filter.parse("a > 0 and b = 'x'", ["a", "b"]).mask(table).tolist() == [False, False, True]

@@ -258,11 +258,11 @@ def test_figures_of_a_head_read_it_anew(scenes: Engine):
     for head in heads:
         found = figures(head)
         assert set(found) == {"group_color"} and 0 <= found["group_color"] <= 1
-    windows = SGI(crops="windows", head=heads[1], full_image=False)
-    images = figures._seen_by(heads[1], figures._encoded("color", windows)[0])
+    scorer = SGI(crops="windows", head=heads[1], full_image=False)
+    images = figures._seen_by(heads[1], figures._encoded("color", scorer)[0])
     expected = scenes.encode_images(
         [Image.fromarray(pixels) for item in _items() for pixels in item.images()],
-        scorer=SGI(crops="windows", head=heads[1], full_image=False),
+        scorer=scorer,
     )
     assert images.region_plan == expected.region_plan
     assert_close(images.regions, expected.regions)  # type: ignore[arg-type]

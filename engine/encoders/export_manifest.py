@@ -150,7 +150,8 @@ def _digest(plain: Mapping[str, Any]) -> str:
 
 
 def _read(plain: dict[str, Any]) -> Manifest:
-    facts = {name: tuple(value) if isinstance(value, list) else value for name, value in plain["spec"].items()}
+    facts: dict[str, Any] = dict(plain["spec"])
+    facts |= {name: tuple(value) for name, value in facts.items() if isinstance(value, list)}
     graphs = {
         name: Signature(graph["file"], _ports(graph["inputs"]), _ports(graph["outputs"]))
         for name, graph in plain["graphs"].items()

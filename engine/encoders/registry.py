@@ -124,11 +124,14 @@ def load_encoder(
     given = {"resize": resize, "activation": activation, "preprocess": preprocess, "tokenizer": tokenizer}
     plain, options = _split_options(name, {key: str(value) for key, value in given.items() if value is not None})
     family, _, reference = plain.partition(":")
-    if family not in _FAMILY_NAMES and is_export(Path(plain)):
+    if _names_export(plain):
         from engine.encoders.exported import load_exported
 
         _refuse(name, options, allowed=_OPTIONS["export"])
-        return load_exported(Path(plain), device=device, dtype=dtype, **options)
+        chosen = (options.get("provider"), options.get("precision"))
+        return load_exported(
+            Path(plain).expanduser(), device=device, dtype=dtype, provider=chosen[0], precision=chosen[1]
+        )
     # Imported here: open_clip and transformers take seconds, and a user of one does not need the other.
     if family in _FAMILY_NAMES:
         _refuse(name, options, allowed=_OPTIONS[family])
@@ -161,13 +164,20 @@ def _split_options(name: str, given: Mapping[str, str]) -> tuple[str, dict[str, 
     plain, mark, query = name.partition("?")
     options = dict(given)
     for key, value in parse_qsl(query, keep_blank_values=True) if mark else ():
-        known = _OPTIONS["export" if is_export(Path(plain)) else "open_clip"]
+        known = _OPTIONS["export" if _names_export(plain) else "open_clip"]
         if key not in known:
             raise ValueError(f"load: option must be one of {', '.join(known)}, got {key!r} in {name!r}")
         if key in options and options[key] != value:
             raise ValueError(f"load: {key} is {value!r} in {name!r} and {options[key]!r} in the call")
         options[key] = value
     return plain, options
+
+
+def _names_export(plain: str) -> bool:
+    """Whether a name without its options is the path of an exported model."""
+    family = plain.partition(":")[0]
+    # An empty path would be the working directory.
+    return bool(plain) and family not in _FAMILY_NAMES and is_export(Path(plain).expanduser())
 
 
 def _refuse(name: str, options: Mapping[str, object], *, allowed: tuple[str, ...]) -> None:

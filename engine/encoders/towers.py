@@ -129,6 +129,7 @@ class DualEncoder(Encoder):
     and the two calls into the model.
     """
 
+    _model: Any
     _image: Tower
     _text: Tower
     _dtype: torch.dtype

@@ -70,7 +70,7 @@ class ExportSettings:
 class _Work:
     """An export on its way."""
 
-    encoder: Encoder
+    encoder: ScenesEncoder | DualEncoder
     settings: ExportSettings
     folder: Path
     graphs: list[Traced] = field(default_factory=list)
@@ -104,6 +104,7 @@ def export_model(
         raise ValueError(f"export: {target} must be a new or an empty folder, got one that holds something, or a file")
     encoder = load_encoder(model, device="cpu", dtype="float32") if isinstance(model, str) else model
     spec = _exportable(encoder, settings)
+    assert isinstance(encoder, ScenesEncoder | DualEncoder)  # `_exportable` has seen to it
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as place:
         work = _Work(encoder, settings, Path(place) / "export")
@@ -299,22 +300,21 @@ def _both(
     tokens = tokenizer_of(source)(texts)
     manifest = found.manifest
     pairs: dict[str, tuple[Tensor, Tensor]] = {}
-    # The tap `hidden` is a part of the last layer.
-    taps = [tap for tap in manifest.spec.taps if tap != "hidden"] or [None]
-    for tap, layers in ((None, ()), *((tap, manifest.image_layers) for tap in taps)):
-        a, b = (encoder.encode_pixels(pixels, tap=tap, layers=layers) for encoder in (source, found))
-        pairs[f"image embedding{' beside layers' if layers else ''}"] = a.embedding, b.embedding
+    # The tap `hidden` is a part of the last layer. The global graphs have the same embedding as all outputs beside it.
+    taps: list[str | None] = [tap for tap in manifest.spec.taps if tap != "hidden"]
+    for tap in taps or [None]:
+        a, b = (x.encode_pixels(pixels, tap=tap, layers=manifest.image_layers) for x in (source, found))
+        pairs["image embedding beside layers"] = a.embedding, b.embedding
         if a.patches is not None and b.patches is not None:
             pairs[f"patches.{tap}"] = a.patches, b.patches
-        pairs |= {f"image hidden.{layer}": (a.hidden[layer], b.hidden[layer]) for layer in layers}
-    with_tokens = "tokens" in manifest.graphs.get(TEXT_ALL, manifest.graphs[TEXT]).outputs
-    for layers in ((), manifest.text_layers):
-        c, d = (
-            encoder.encode_tokens(tokens, token_vectors=with_tokens and bool(layers), layers=layers)
-            for encoder in (source, found)
-        )
-        pairs[f"text embedding{' beside layers' if layers else ''}"] = c.embedding, d.embedding
-        if c.tokens is not None and d.tokens is not None:
-            pairs["tokens"] = c.tokens, d.tokens
-        pairs |= {f"text hidden.{layer}": (c.hidden[layer], d.hidden[layer]) for layer in layers}
-    return pairs
+        pairs |= {f"image hidden.{layer}": (state, b.hidden[layer]) for layer, state in a.hidden.items()}
+    pairs["image embedding"] = a.embedding, found.encode_pixels(pixels).embedding
+    vectors = "tokens" in manifest.graphs.get(TEXT_ALL, manifest.graphs[TEXT]).outputs
+    c, d = (
+        x.encode_tokens(tokens, token_vectors=vectors, layers=manifest.text_layers) for x in (source, found)
+    )
+    pairs["text embedding beside layers"] = c.embedding, d.embedding
+    pairs["text embedding"] = c.embedding, found.encode_tokens(tokens).embedding
+    if c.tokens is not None and d.tokens is not None:
+        pairs["tokens"] = c.tokens, d.tokens
+    return pairs | {f"text hidden.{layer}": (state, d.hidden[layer]) for layer, state in c.hidden.items()}

@@ -106,7 +106,8 @@ def _pair_parts(
     name: str, sides: tuple[_PairSide, _PairSide], image: Tensor, text: Tensor, seen: Tensor
 ) -> list[HeadPart]:
     """Of TFLocal and TFGlobal: each side alone, and the pairs; a text is as long as the longest beside it."""
-    parts, pairs = [], {}
+    parts: list[HeadPart] = []
+    pairs: dict[str, tuple[Tensor, Mapping[int, str]]] = {}
     whole = torch.ones(image.shape[:2], dtype=torch.bool)
     for side, module, states, kept in (("image", sides[0], image, whole), ("text", sides[1], text, seen)):
         free = {0: BATCH} if side == "image" else {0: BATCH, 1: LENGTH}

@@ -4,7 +4,7 @@ What asks is one vector for each query. Of a scorer that compares segments it is
 image's one embedding is the mean of their cosines. On 20,000 rendered scenes it held a right image among 1000
 candidates for every caption, with denials and without, where the embedding of the whole caption lost one in six of the
 captions with a denial. Asking all windows of an image in the place of its one embedding lost one in three of them and
-was nowhere better (`bench/scenes_retrieval.py --stage-one`).
+was nowhere better (`python -m bench.scenes_stage_one`).
 """
 
 from __future__ import annotations

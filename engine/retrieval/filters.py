@@ -11,11 +11,13 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import duckdb
 import numpy as np
 import pyarrow as pa
 
+from engine.retrieval.forks import OwnLock
 from engine.retrieval.metadata import RESERVED
 from engine.retrieval.snapshot import Snapshot
 
@@ -55,6 +57,10 @@ _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "allow_community_extensions": "false", "python_enable_replacements": "false", "threads": "1",
     "memory_limit": "4GB", "temp_directory": "",
 }  # fmt: skip
+# Conditions remembered of a snapshot, a byte a row each.
+REMEMBERED = 8
+_remembered: WeakKeyDictionary[Snapshot, dict[str, np.ndarray]] = WeakKeyDictionary()
+_remembering = OwnLock()
 
 
 @dataclass(frozen=True)
@@ -126,8 +132,21 @@ class Filter:
 def rows_where(snapshot: Snapshot, where: str) -> np.ndarray:
     """bool `(snapshot.rows,)`: rows of which a condition on the metadata is true; `id` stands for the ids.
 
-    Raises what `Filter` raises.
+    The last few conditions on a snapshot, which never changes, are remembered. Raises what `Filter` raises.
     """
+    with _remembering:
+        held = _remembered.setdefault(snapshot, {})
+        found = held.get(where) if isinstance(where, str) else None
+    if found is None:
+        found = _evaluated(snapshot, where)
+        with _remembering:
+            while len(held) >= REMEMBERED:
+                held.pop(next(iter(held)))
+            held[where] = found
+    return found
+
+
+def _evaluated(snapshot: Snapshot, where: str) -> np.ndarray:
     names = [RESERVED, *snapshot.schema.names]
     found = Filter.parse(where, names)
     table = snapshot.metadata([name for name in found.columns if name != RESERVED])
