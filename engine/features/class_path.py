@@ -22,7 +22,7 @@ class ClassPath:
     """
 
     heads: int
-    activation: Activation
+    activation: str
     blocks: tuple[Mapping[str, Tensor], ...]
     norm_weight: Tensor
     norm_bias: Tensor
