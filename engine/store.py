@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.atomic_files import write_text
+from engine.atomic_files import flush_folder, write_text
 from engine.features import Features, ImageFeatures, TextFeatures
 
 FORMAT_VERSION = 1
@@ -88,6 +88,7 @@ class FeatureStore(Generic[Features]):
         self.folder = folder
         self.manifest = manifest
         self._open: OrderedDict[int, Features] = OrderedDict()
+        self._layers: frozenset[int] | None = None
 
     @classmethod
     def create(cls, folder: str | PathLike[str], manifest: Manifest) -> FeatureStore[Any]:
@@ -125,6 +126,12 @@ class FeatureStore(Generic[Features]):
             return cls(Path(folder), Manifest(**held))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"FeatureStore: {path} cannot be read ({error})") from error
+
+    def with_layers(self, layers: Sequence[int]) -> FeatureStore[Features]:
+        """The same store, of whose hidden states those of these layers alone are read; the others cost nothing."""
+        store: FeatureStore[Features] = FeatureStore(self.folder, self.manifest)
+        store._layers = frozenset(layers)
+        return store
 
     def __len__(self) -> int:
         return self.manifest.rows
@@ -208,9 +215,9 @@ class FeatureStore(Generic[Features]):
                 file.flush()
                 os.fsync(file.fileno())
         _write_text(aside / "facts.json", json.dumps(facts))
-        _flush_folder(aside)
+        flush_folder(aside)
         aside.rename(self._place(shard))
-        _flush_folder(self.folder)
+        flush_folder(self.folder)
 
     def _narrow(self, name: str, tensor: Tensor) -> np.ndarray:
         tensor = tensor.detach().cpu().contiguous()
@@ -239,8 +246,10 @@ class FeatureStore(Generic[Features]):
         values = {name: _tuples(value) for name, value in values.items()}
         values["hidden"] = {}
         for path in sorted(place.glob("*.npy")):
-            tensor = self._mapped(path)
             name, _, layer = path.stem.partition(".")
+            if layer and self._layers is not None and int(layer) not in self._layers:
+                continue
+            tensor = self._mapped(path)
             if layer:
                 values["hidden"][int(layer)] = tensor
             else:
@@ -297,14 +306,3 @@ def _write_text(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _flush_folder(path: Path) -> None:
-    """Make renames in a folder last, where the system can (Windows cannot open folders)."""
-    if os.name == "nt":
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -65,6 +67,20 @@ def test_chance_is_a_quarter():
     result = evaluate(keyed(), GLOBAL, NegationBenchmark(items=200, scenes=0)).result("global")
     assert result.accuracy().value == pytest.approx(0.25, abs=0.08)
     assert result.choice.baselines["chance"] == 0.25
+
+
+def test_wordings_change_the_sentences_and_nothing_else():
+    plain, other = choice_dataset(SMALL), choice_dataset(replace(SMALL, wording="held_out"))
+    assert other.edition.startswith("24 items in held_out wordings, ") and plain.edition.startswith("24 items, ")
+    assert plain.fingerprint != other.fingerprint
+    for one, item in zip(plain.items, other.items, strict=True):
+        assert (one.right, one.type) == (item.right, item.type) and one.texts != item.texts
+        assert np.array_equal(np.asarray(one.images[0].load()), np.asarray(item.images[0].load()))
+        assert not any("image features" in text or "feature" in text for text in item.texts)
+    report = evaluate(keyed(), GLOBAL, replace(SMALL, wording="held_out"))
+    assert NegationReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
+    with pytest.raises(ValueError, match="wordings: sets must be one or more of training, benchmark, held_out"):
+        NegationBenchmark(wording="rhymes")
 
 
 def test_who_does_not_understand_denials_loses_negated_retrieval_alone():

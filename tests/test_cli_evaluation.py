@@ -120,6 +120,9 @@ def test_eval_renders_the_negation_set(shell: Shell):
     found = shell.json("eval", "scenes_negation", "--limit", "3", "--scorer", "global", *MODEL)
     assert found["benchmark"]["items"] == 3
     assert [result["scorer"] for result in found["results"]] == ["global"]
+    options = ("--limit", "6", "--scorer", "global", *MODEL, "--wording", "held_out", "--seed", "5")
+    assert shell("eval", "scenes_negation", *options) == 0
+    assert "6 choices in held_out wordings, retrieval among 300 scenes, split held_out, seed 5" in shell.out
 
 
 def test_eval_renders_the_scenes(shell: Shell, tmp_path: Path):
@@ -293,6 +296,8 @@ def test_official_places_are_refused_by_name(data: Path):
         (["eval", "scenes", "--images", "x"], "eval scenes --scorer standard: has no use for --images"),
         (["eval", "scenes", "--baseline", "oracle"], "eval scenes --baseline oracle: has no use for --baseline"),
         (["eval", "scenes_negation", "--segments", "oracle"], "has no use for --segments"),
+        (["eval", "scenes", "--wording", "held_out"], "eval scenes --scorer standard: has no use for --wording"),
+        (["eval", "winoground", "--seed", "3"], "eval winoground --scorer standard: has no use for --seed"),
         (["eval", "scenes", "--option", "a=b"], "eval scenes --scorer standard: has no use for --option"),
         (["compare"], "compare: give --models, --baselines, or files that `peaksim eval --out` wrote"),
         (

@@ -15,10 +15,13 @@ from engine.encoders.transformers import load_transformers
 from engine.engine import Engine
 from engine.heads.peak_patch import PeakPatch, PeakPatchConfig
 from engine.heads.registry import load_head
+from engine.heads.scene_generator import SceneGenerator, SceneGeneratorConfig
+from engine.results.peak_patch_arms import ENCODER, Budget, ItemSet, ablation_arms, run_arms, sweep_arms
 from engine.scorers.peak_patch import PeakPatchScorer
 from engine.training.heads import HeadTrainConfig
 from engine.training.negation_data import NegationRow
 from engine.training.peak_patch import negation_data, train_peak_patch
+from engine.training.scene_generator import GeneratorData, SmallScenes, flow_objective
 from tests import tiny_open_clip, tiny_transformers
 
 FAMILIES = ("open_clip clip", "open_clip siglip", "open_clip pe", "open_clip coca", "hf clip", "hf siglip")
@@ -72,6 +75,7 @@ def test_a_head_is_trained_stopped_stored_and_served(family, encoders, tmp_path)
     def stop(text: str) -> None:
         raise KeyboardInterrupt
 
+    before = numbers(engine)
     data = negation_data(engine, new_head().needs(), rows, tmp_path / "features")
     first = settings("first", 3)
     whole = load_head(train_peak_patch(new_head(), data, settings("whole", 10), pretraining=first))
@@ -82,6 +86,31 @@ def test_a_head_is_trained_stopped_stored_and_served(family, encoders, tmp_path)
     assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in whole.state_dict().items())
     scores = engine.score([rows[0].source()], list(TEXTS), scorer=PeakPatchScorer(str(path)))
     assert scores.shape == (1, len(TEXTS)) and bool(scores.isfinite().all())
+    assert all(torch.equal(a, b) for a, b in zip(before, numbers(engine), strict=True))
+
+
+def numbers(engine: Engine) -> list[torch.Tensor]:
+    """A copy of every parameter and buffer of the encoder."""
+    modules = [value for value in vars(engine.encoder).values() if isinstance(value, torch.nn.Module)]
+    assert modules
+    return [tensor.clone() for module in modules for tensor in module.state_dict().values()]
+
+
+# The tiny models' context is short.
+@pytest.mark.filterwarnings("ignore:encode_texts. longer than the model's context:UserWarning")
+@pytest.mark.parametrize("family", ["open_clip clip", "hf siglip"])
+def test_heads_of_one_layer_and_without_parts_are_trained_and_measured(family, encoders, tmp_path):
+    engine = Engine(encoders[family])
+    training = HeadTrainConfig(steps=1, batch_size=4, warmup_steps=0)
+    budget = Budget(tmp_path / "runs", tmp_path / "features", rows=4, training=training, pretraining_steps=1)
+    arms = (ablation_arms(engine.spec)[-1], sweep_arms(engine.spec.text_layers)[0])
+    found = run_arms(engine, arms, budget, seeds=1, sets=[ItemSet(items=6)])
+    assert [entry["arm"] for entry in found] == [ENCODER, "no pool", "layer 1"]
+    assert found[2]["head"]["peak"] == found[2]["head"]["low"] == 1
+    assert {entry["fingerprint"] for entry in found} == {engine.spec.fingerprint}
+    images, texts = GeneratorData(engine, SmallScenes(4), tmp_path / "pictures").batch(torch.arange(4))
+    generator = SceneGenerator(SceneGeneratorConfig(engine.spec.embed_dim, width=32, depth=1, heads=2))
+    assert bool(flow_objective(generator, images, texts).isfinite())
 
 
 def test_a_tower_that_is_read_at_its_end_alone_has_no_readout(encoders):

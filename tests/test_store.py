@@ -94,6 +94,18 @@ def test_texts_of_several_lengths_are_padded(tmp_path):
     torch.testing.assert_close(found.hidden[1][0, :6], texts.hidden[1][0, :6], rtol=1e-3, atol=1e-3)
 
 
+def test_layers_that_nobody_wants_are_not_read(tmp_path):
+    n = 6
+    hidden = {layer: torch.randn(n, 2, 3) for layer in (1, 4, 7)}
+    features = TextFeatures(torch.nn.functional.normalize(torch.randn(n, 4)), fingerprint="f", hidden=hidden)
+    store = FeatureStore.create(tmp_path, Manifest("texts", n, "f", dtype="float32", shard_rows=4))
+    store.fill(lambda start, stop: features[slice(start, stop)])
+    some = store.with_layers([4])
+    assert set(some[[5, 1]].hidden) == {4} and set(store[[5, 1]].hidden) == {1, 4, 7}
+    assert torch.equal(some[[5, 1]].hidden[4], hidden[4][[5, 1]])
+    assert store.with_layers(())[:].hidden == {} and len(some) == n
+
+
 def test_parts_without_entries_are_kept(tmp_path):
     texts = replace(make_texts(ROWS), segments=torch.zeros(ROWS, 0, 12), segment_mask=torch.zeros(ROWS, 0).bool())
     assert filled(tmp_path, texts)[[1, 9]].segments.shape == (2, 0, 12)

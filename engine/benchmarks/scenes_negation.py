@@ -34,6 +34,7 @@ from engine.scenes.negation import (
     retrieval_items,
 )
 from engine.scenes.settings import ITEMS_FORMAT
+from engine.scenes.wordings import check_sets
 from engine.scorers.base import Scorer
 from engine.scorers.sgi import SGI
 
@@ -56,16 +57,20 @@ class NegationBenchmark:
     scenes: pictures of the retrieval; 0 leaves retrieval out.
     split: ``"held_out"`` (combinations training never shows), ``"in_domain"`` or ``"shifted"``.
     seed: of items and scenes.
+    wording: set of sentences the choices are asked in: ``"benchmark"`` (NegBench's own), ``"training"``, or
+        ``"held_out"`` (such as no training shows).
 
-    Raises ValueError for an unknown split, no items, or fewer scenes than the five that R@5 looks at.
+    Raises ValueError for an unknown split or wording, no items, or fewer scenes than the five that R@5 looks at.
     """
 
     items: int = 400
     scenes: int = 300
     split: str = "held_out"
     seed: int = 2026
+    wording: str = "benchmark"
 
     def __post_init__(self) -> None:
+        check_sets((self.wording,))
         if self.split not in ITEM_SPLITS:
             raise ValueError(f"NegationBenchmark: split must be of {', '.join(ITEM_SPLITS)}, got {self.split!r}")
         if self.items < 1 or (self.scenes != 0 and self.scenes <= 5):
@@ -204,14 +209,19 @@ def evaluate(
 
 def choice_dataset(benchmark: NegationBenchmark) -> Dataset:
     """The multiple choice as a dataset; its pictures are rendered when they are asked for."""
-    items = negation_items(benchmark.items, seed=benchmark.seed, split=benchmark.split)
+    items = negation_items(
+        benchmark.items, seed=benchmark.seed, split=benchmark.split, wording=benchmark.wording
+    )
     rows = tuple(
         Item(str(row), (_ref("choice", row, item),), item.captions, item.correct, item.template)
         for row, item in enumerate(items)
     )
     places = np.bincount([item.correct for item in items], minlength=4)
     notes = ("right option by number: " + ", ".join(f"{i}: {n}" for i, n in enumerate(places)),)
-    return Dataset("scenes_negation", _edition(benchmark, f"{len(rows)} items"), RULE, rows, notes=notes)
+    count = f"{len(rows)} items"
+    if benchmark.wording != "benchmark":
+        count += f" in {benchmark.wording} wordings"
+    return Dataset("scenes_negation", _edition(benchmark, count), RULE, rows, notes=notes)
 
 
 def retrieval_dataset(benchmark: NegationBenchmark, *, negated: bool = False) -> RetrievalDataset:

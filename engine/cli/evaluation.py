@@ -80,6 +80,10 @@ class Eval(WithScorer):
     """Of scenes: combinations never trained on, those trained on, or another renderer setting."""
     segments: Literal["parsed", "oracle"] = "parsed"
     """Of scenes: segments from the captions, or those that the captions were made of."""
+    wording: Literal["benchmark", "training", "held_out"] = "benchmark"
+    """Of scenes_negation: sentences of NegBench, those of trainings, or such as no training shows."""
+    seed: int = 2026
+    """Of scenes and scenes_negation: decides the items."""
     out: OptionalFile = None
     """Write the result here as JSON, of any benchmark; `peaksim compare` reads it."""
 
@@ -103,7 +107,8 @@ class Eval(WithScorer):
 
         scorers = self._rendered_scorers(STANDARD_SCORERS)
         items = SCENES_ITEMS if self.limit is None else self.limit
-        settings = ScenesBenchmark(items=items, split=self.split, segments=self.segments)
+        self._refuse("wording")
+        settings = ScenesBenchmark(items=items, split=self.split, segments=self.segments, seed=self.seed)
         engine = self.engine(segmenter=self.segmenter)
         with steps("pictures") as advance:
             found = evaluate(engine, scorers, settings, progress=advance)
@@ -122,10 +127,13 @@ class Eval(WithScorer):
         scorers = self._rendered_scorers(NEGATION_SCORERS)
         self._refuse("segments")
         items = SCENES_ITEMS if self.limit is None else self.limit
-        settings = NegationBenchmark(items=items, split=self.split)
+        settings = NegationBenchmark(items=items, split=self.split, wording=self.wording, seed=self.seed)
         with steps("rounds") as advance:
             found = evaluate(self.engine(segmenter=self.segmenter), scorers, settings, progress=advance)
-        note = f"{settings.items} choices, retrieval among {settings.scenes} scenes, split {settings.split}"
+        note = (
+            f"{settings.items} choices in {settings.wording} wordings, retrieval among {settings.scenes} scenes, "
+            f"split {settings.split}, seed {settings.seed}"
+        )
         self._show_rendered(found.to_dict(), found.to_markdown(), note)
         return 0
 
@@ -150,7 +158,7 @@ class Eval(WithScorer):
             show_line(note)
 
     def _run_official(self, name: Benchmark) -> int:
-        self._refuse("split", "segments")
+        self._refuse("split", "segments", "wording", "seed")
         if self.baseline is not None:
             self._refuse("model", "scorer", "option", "segmenter", "device", "dtype", "batch_size")
         if self.merge and self.resume is None:

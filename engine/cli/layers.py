@@ -1,13 +1,15 @@
-"""`peaksim diagnose`: what the layers of a text tower hold."""
+"""`peaksim diagnose`: what the layers of a text tower hold, and what corrections that read them are worth."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from tyro.conf import Positional, arg
+from tyro.conf import subcommand
 
 from engine.cli.options import OptionalFile, WithModel
+from engine.cli.peak_diagnosis import DiagnoseAblation, DiagnoseMap, DiagnosePeak
+from engine.cli.pictures import DiagnoseGenerator
 from engine.cli.tables import show_json, show_line, show_table
 
 if TYPE_CHECKING:
@@ -15,10 +17,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Diagnose(WithModel):
+class DiagnoseLayers(WithModel):
     """Say what each text layer tells apart, and which layers an embedding correction should read."""
 
-    what: Annotated[Positional[Literal["layers"]], arg(help="What is looked at.")]
     pairs: OptionalFile = None
     """CSV of captions with the columns kind, text, changed and image; by default rendered scenes."""
     items: int = 300
@@ -64,3 +65,12 @@ def show_report(found: LayerReport) -> None:
     header = ("text layer", *(str(layer) for layer in range(1, count + 1)), "±", "pairs")
     show_table(header, rows, title=f"{found.model}: 1 − cosine of a caption and its change, {found.source}")
     show_line(found.verdict())
+
+
+Diagnose = (
+    Annotated[DiagnoseLayers, subcommand("layers", description="What each text layer tells apart.")]
+    | Annotated[DiagnosePeak, subcommand("peak", description="What reading each text layer is worth.")]
+    | Annotated[DiagnoseAblation, subcommand("ablation", description="What each part of PeakPatch is worth.")]
+    | Annotated[DiagnoseMap, subcommand("map", description="Captions before and after their correction.")]
+    | Annotated[DiagnoseGenerator, subcommand("generator", description="Pictures of captions that deny.")]
+)

@@ -8,7 +8,7 @@ from pathlib import Path
 from engine.diagnostics.layers import NEGATION, LayerReport
 
 # Colours that people with any colour vision tell apart (after Okabe and Ito 2008).
-_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999933", "#882255")
+COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999933", "#882255")
 _GREYS = ("#555555", "#888888", "#BBBBBB")
 
 
@@ -37,7 +37,7 @@ def plot_layers(report: LayerReport, path: str | PathLike[str]) -> Path:
     for place, (label, roles) in enumerate(groups):
         axes = figure.add_subplot(1, len(groups), place + 1)
         shown = [curve for curve in report.curves if curve.role in roles]
-        colours, greys = iter(_COLOURS * len(shown)), iter(_GREYS * len(shown))
+        colours, greys = iter(COLOURS * len(shown)), iter(_GREYS * len(shown))
         for curve in shown:
             layers = range(1, len(curve.values) + 1)
             control = curve.role == "control"

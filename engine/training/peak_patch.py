@@ -30,6 +30,7 @@ from engine.training.heads import Evaluate, HeadTrainConfig, Report, train_head
 from engine.training.losses import contrastive_loss
 from engine.training.negation_data import OPTIONS, ROLES, TEXTS, NegationRow
 from engine.training.peak_patch_losses import choice_loss, keep_loss, regression_loss
+from engine.training.processes import processes
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class JointObjective:
         + cross-entropy of the right answer + penalty · mean(correction²) + keep · (1 − cosine)
 
     The true caption of each image is, at random, the plain one or the one with a true denial; the false one denies what
-    is there. Without an embedding correction the choice alone is learned.
+    is there. A score correction by itself learns the choice, and the rest where the whole score takes part.
 
     Attributes:
         scale: what scores are multiplied by in the contrastive loss.
@@ -139,7 +140,7 @@ class JointObjective:
         size, v = len(images), images.embedding.float()
         answers = torch.arange(size) + size * torch.arange(len(ROLES), TEXTS)[:, None]  # (OPTIONS, size)
         chosen = [answers.T.flatten()]
-        if head.ecn is not None:
+        if head.ecn is not None or self.whole_score:
             true = torch.arange(size) + size * (torch.rand(size) < 0.5)
             chosen = [true, torch.arange(size) + 2 * size, *chosen]
         text, low = head.captions(texts[torch.cat(chosen)])
@@ -148,12 +149,14 @@ class JointObjective:
         own = Captions(text[start:].unflatten(0, each), None if low is None else low[start:].unflatten(0, each))
         right = torch.zeros(size, dtype=torch.int64, device=v.device)
         loss = choice_loss(head.step(v, own), right, temperature=self.temperature, penalty=self.penalty)
-        if head.ecn is None:
+        if len(chosen) == 1:
             return loss
         others = Captions(text[:start], low[:start] if low is not None and self.whole_score else None)
         scores = v @ others.text.T if others.low is None else head.step(v, others).scores
         loss = loss + contrastive_loss(self.scale * scores)
-        return loss + self.keep * keep_loss(text[:size], texts.embedding[:size].float()) if self.keep else loss
+        if head.ecn is None or not self.keep:
+            return loss
+        return loss + self.keep * keep_loss(text[:size], texts.embedding[:size].float())
 
 
 PAPER = JointObjective()
@@ -201,7 +204,8 @@ def train_peak_patch(
         if pretraining.output == config.output:
             raise ValueError(f"train peakpatch: pretraining needs a folder of its own, got {config.output} for both")
         train_head(head, data, pretraining, objective=regression_objective, report=report)
-    _check_same(config.output, objective, data)
+    with processes().main_first():
+        _check_same(config.output, objective, data)
     return train_head(head, data, config, objective=objective, evaluate=evaluate, report=report)
 
 

@@ -1,0 +1,322 @@
+"""The small generator of scenes: its shapes, what it learns, its file, and whose embeddings it takes; and its judge."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from engine.encoders.scenes import save_scenes
+from engine.encoders.scenes_model import ScenesModel, ScenesModelConfig
+from engine.engine import Engine, load
+from engine.heads.peak_patch import PeakPatch, PeakPatchConfig
+from engine.heads.scene_generator import SceneGenerator, SceneGeneratorConfig, load_generator
+from engine.heads.scene_judge import SceneJudge, SceneJudgeConfig, load_judge
+from engine.results import generator as results
+from engine.results.generator import (
+    ALONE,
+    BOTH,
+    PLAIN,
+    SEEN,
+    SIDES,
+    Files,
+    Parts,
+    asks_for_x,
+    denies,
+    draw,
+    judged,
+    prompts,
+    table,
+    train_generator,
+)
+from engine.scenes.world import COLORS, SHAPES
+from engine.training.heads import HeadTrainConfig, train_head
+from engine.training.scene_generator import (
+    GeneratorData,
+    JudgeData,
+    SmallScenes,
+    flow_objective,
+    judge_objective,
+    smaller,
+)
+from engine.training.scenes import VOCABULARY
+from tests.command_line import Shell
+
+TINY = SceneGeneratorConfig(16, side=32, patch=8, width=32, depth=1, heads=2, context=2)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    sizes = ScenesModelConfig(width=32, heads=2, image_layers=1, text_layers=2, stem_width=8, embed_dim=16)
+    save_scenes(folder, ScenesModel(sizes), VOCABULARY)
+    return f"scenes:{folder}"
+
+
+@pytest.fixture(scope="module")
+def engine(model: str) -> Engine:
+    return load(model)
+
+
+@pytest.fixture
+def generator(engine: Engine) -> SceneGenerator:
+    torch.manual_seed(1)
+    return SceneGenerator(TINY, encoder=engine.spec.name, fingerprint=engine.spec.fingerprint)
+
+
+@pytest.fixture
+def parts(engine: Engine, generator: SceneGenerator) -> Parts:
+    head = PeakPatch.build(engine.spec, PeakPatchConfig(heads=2)).eval()
+    head.take_readout(engine.encoder.text_readout())
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for module in (generator, head):
+            for weight in module.parameters():
+                weight.add_(0.1 * torch.randn(weight.shape))
+    return Parts(generator.eval(), SceneJudge(SceneJudgeConfig((4, 4, 4))).eval(), head)
+
+
+def unit(n: int, seed: int = 0) -> torch.Tensor:
+    torch.manual_seed(seed)
+    return torch.nn.functional.normalize(torch.randn(n, 16), dim=1)
+
+
+def settings(folder: Path, steps: int = 10) -> HeadTrainConfig:
+    return HeadTrainConfig(output=folder, steps=steps, batch_size=16, learning_rate=5e-3, warmup_steps=2, log_every=1)
+
+
+def test_ten_steps_lower_the_loss_and_go_on_to_the_same_weights(engine, generator, tmp_path, monkeypatch):
+    data = GeneratorData(engine, SmallScenes(48), tmp_path / "features")
+    with monkeypatch.context() as context:
+        # What was drawn and encoded once is found again.
+        context.setattr(SmallScenes, "picture", None)
+        context.setattr(engine, "encode_texts", None)
+        same = GeneratorData(engine, SmallScenes(48), tmp_path / "features")
+    assert torch.equal(same.pictures, data.pictures) and torch.equal(same.embeddings, data.embeddings)
+    before = engine.encode_texts(["a red star"]).embedding
+    start = {name: value.clone() for name, value in generator.state_dict().items()}
+
+    def loss() -> float:
+        torch.manual_seed(5)
+        with torch.no_grad():
+            return float(np.mean([float(flow_objective(generator, *data.batch(torch.arange(48)))) for _ in range(8)]))
+
+    first = loss()
+    path = train_head(generator, data, settings(tmp_path / "run"), objective=flow_objective)
+    assert loss() < 0.95 * first
+    assert torch.equal(before, engine.encode_texts(["a red star"]).embedding)
+    # A run that stopped after four steps goes on to what one run gives.
+    again = SceneGenerator(TINY, encoder=generator.encoder, fingerprint=generator.fingerprint)
+    again.load_state_dict(start)
+    cut = replace(settings(tmp_path / "cut"), checkpoint_every=4)
+
+    def stop(line: str) -> None:
+        if line.startswith("step 5/"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_head(again, data, cut, objective=flow_objective, report=stop)
+    with torch.no_grad():
+        for weight in again.parameters():
+            weight.zero_()
+    train_head(again, data, cut, objective=flow_objective)
+    assert all(
+        torch.equal(a, b) for a, b in zip(again.state_dict().values(), generator.state_dict().values(), strict=True)
+    )
+    stored = load_generator(path, fingerprint=engine.spec.fingerprint)
+    for name, value in generator.state_dict().items():
+        torch.testing.assert_close(stored.state_dict()[name], value, atol=2e-3, rtol=2e-3)
+
+
+def test_the_file_says_whose_embeddings_it_takes(generator, tmp_path):
+    path = generator.save(tmp_path / "deep" / "g.safetensors", facts={"steps": 3})
+    held = load_generator(path)
+    assert held.config == TINY and held.fingerprint == generator.fingerprint and not held.training
+    with pytest.raises(ValueError, match=r"belongs to the encoder .*, wanted one for another"):
+        load_generator(path, fingerprint="another")
+    with pytest.raises(FileNotFoundError, match=r"no\.safetensors is missing; `peaksim train generator`"):
+        load_generator(tmp_path / "no.safetensors")
+    judge = SceneJudge().save(tmp_path / "judge.safetensors")
+    with pytest.raises(ValueError, match="must hold a scene_generator, got 'scene_judge'"):
+        load_generator(judge)
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(ValueError, match="is not a whole safetensors file"):
+        load_generator(path)
+
+
+def test_drawing_refuses_embeddings_of_another_encoder(engine, parts):
+    parts.generator.fingerprint = "another"
+    with pytest.raises(ValueError, match=r"the generator must belong to .*, got one of .* \(another\)"):
+        draw(engine, parts, prompts(2), noises=1)
+    with pytest.raises(ValueError, match="noises must be at least 1, got 0"):
+        draw(engine, parts, prompts(2), noises=0)
+
+
+def test_loading_random_weights_leaves_random_numbers_alone(generator, tmp_path):
+    path = generator.save(tmp_path / "g.safetensors")
+    torch.manual_seed(7)
+    wanted = torch.rand(3)
+    torch.manual_seed(7)
+    load_generator(path)
+    assert torch.equal(torch.rand(3), wanted)
+
+
+def test_samples_follow_embedding_noise_and_guidance_and_no_neighbour(parts):
+    generator = parts.generator
+    two = unit(2)
+    made = generator.sample(two, seed=3, steps=3)
+    assert made.shape == (2, 3, 32, 32) and float(made.abs().max()) <= 1
+    torch.testing.assert_close(generator.sample(two[:1], seed=3, steps=3), made[:1], atol=1e-5, rtol=0)
+    for other in (
+        generator.sample(two.flip(0), seed=3, steps=3),
+        generator.sample(two, seed=4, steps=3),
+        generator.sample(two, seed=3, steps=3, guidance=1),
+        generator.sample(two, seed=3, steps=2),
+    ):
+        assert float((other - made).abs().max()) > 1e-3
+    with pytest.raises(ValueError, match=r"embeddings must have shape \(B, 16\) and steps be at least 1, got \(2, 8\)"):
+        generator.sample(two[:, :8], seed=0)
+
+
+def test_a_perfect_velocity_ends_at_the_picture():
+    target = torch.rand(1, 3, 32, 32) * 2 - 1
+
+    class Knowing(SceneGenerator):
+        def forward(self, x: torch.Tensor, t: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
+            return (target - x) / (1 - t[:, None, None, None])
+
+    made = Knowing(TINY).sample(unit(1), seed=0, steps=4)
+    torch.testing.assert_close(made, target, atol=1e-5, rtol=0)
+
+
+def test_configurations_refuse_sizes_that_do_not_fit():
+    with pytest.raises(ValueError, match="depth must be at least 1, got 0"):
+        SceneGeneratorConfig(16, depth=0)
+    with pytest.raises(ValueError, match=r"patch must divide side and heads width, got 32 / 5 and 128 / 4"):
+        SceneGeneratorConfig(16, patch=5)
+    with pytest.raises(ValueError, match=r"widths must be three numbers of at least 1, got \(8, 8\)"):
+        SceneJudgeConfig((8, 8))
+    with pytest.raises(ValueError, match="items must be at least 1 and side divide 96, got 3 and 31"):
+        SmallScenes(3, side=31)
+
+
+def test_scenes_are_functions_of_their_number_and_colors_tell_what_is_there():
+    scenes = SmallScenes(4, seed=9)
+    assert np.array_equal(scenes.picture(2), SmallScenes(9, seed=9).picture(2))
+    assert scenes.caption(1) == scenes.caption(1) and scenes.picture(0).shape == (3, 32, 32)
+    for item in range(4):
+        groups = scenes.scene(item)[0].groups
+        seen = {COLORS[k] for k in scenes.colors(item).nonzero()[0]}
+        assert seen == {group.color for group in groups} and len(groups) <= 2
+    picture = np.zeros((96, 96, 3), np.uint8)
+    picture[:3, 3:6] = 90
+    assert smaller(picture, 32)[:, 0, :3].tolist() == [[0, 90, 0]] * 3
+
+
+def test_a_judge_learns_and_comes_back(tmp_path):
+    torch.manual_seed(0)
+    judge, data = SceneJudge(SceneJudgeConfig((8, 16, 16))), JudgeData(SmallScenes(640, seed=3))
+    batch = data.batch(torch.arange(64))
+    before = float(judge_objective(judge, *batch).detach())
+    path = train_head(judge, data, settings(tmp_path, steps=30), objective=judge_objective)
+    assert float(judge_objective(judge, *batch).detach()) < 0.8 * before
+    seen = load_judge(path).seen(batch[0])
+    assert seen.shape == (64, 9) and seen.dtype == torch.bool
+    assert float((seen == judge.eval().seen(batch[0])).float().mean()) > 0.99
+    with pytest.raises(FileNotFoundError, match="`peaksim train generator` writes it"):
+        load_judge(tmp_path / "no.safetensors")
+    (tmp_path / "bad.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match=r"load_judge: .* is not a whole safetensors file"):
+        load_judge(tmp_path / "bad.safetensors")
+
+
+def test_a_judge_that_sees_everything_is_sensitive_and_not_specific():
+    class Seer(SceneJudge):
+        def forward(self, pictures: torch.Tensor) -> torch.Tensor:
+            return torch.ones(len(pictures), len(COLORS))
+
+    found = judged(Seer(), 20)
+    assert found["sensitivity"]["value"] == 1 and found["specificity"]["value"] == 0
+
+
+def test_prompts_ask_for_one_thing_and_deny_another():
+    asked = prompts(30, seed=2)
+    assert asked == prompts(40, seed=2)[:30] and asked != prompts(30, seed=3)
+    for prompt in asked:
+        assert not set(prompt.kept) & set(prompt.other)
+        assert prompt.kept[0] in COLORS and prompt.other[1] in SHAPES
+        for condition, text in prompt.texts.items():
+            assert (" ".join(prompt.other) in text) == (condition != PLAIN)
+            assert (" ".join(prompt.kept) in text) == asks_for_x(condition)
+            words = set(text.lower().replace(".", "").replace(",", "").split())
+            assert denies(condition) == bool(words & {"no", "not", "without", "absent", "excluded"}), text
+    assert [denies(name) for name in (PLAIN, BOTH, ALONE)] == [False] * 3
+    with pytest.raises(ValueError, match="n must be at least 1, got 0"):
+        prompts(0)
+
+
+def test_shares_are_of_what_the_judge_sees(engine, parts, monkeypatch):
+    class OneColor(SceneJudge):
+        def seen(self, pictures: torch.Tensor) -> torch.Tensor:
+            return torch.tensor([color == "red" for color in COLORS]).expand(len(pictures), -1)
+
+    asked = prompts(6)
+    told: list[str] = []
+    monkeypatch.setattr(results, "JUDGED", 10)
+    found = draw(engine, parts._replace(judge=OneColor()), asked, noises=1, told=lambda what, *_: told.append(what))
+    assert told == list(asked[0].texts) == list(found["seen"])
+    for sides in found["seen"].values():
+        for side in SIDES:
+            shares = {name: sides[side][name]["value"] for name in SEEN}
+            assert shares["X's color"] == pytest.approx(np.mean([prompt.kept[0] == "red" for prompt in asked]))
+            assert shares["Y's color"] == pytest.approx(np.mean([prompt.other[0] == "red" for prompt in asked]))
+    text = table(json.loads(json.dumps(found)), 6, 1)
+    row = next(line for line in text.splitlines() if line.startswith("| there is no Y, as the benchmark denies | cor"))
+    honoured = 1 - found["seen"]["there is no Y, as the benchmark denies"]["corrected"]["Y's color"]["value"]
+    assert f"| {100 * honoured:.1f} ± " in row.rpartition(" | ")[0] + row and "|  |" in row
+
+
+def test_corrected_embeddings_are_what_is_drawn(engine, parts):
+    vanilla, corrected = results._embeddings(engine, parts, ["a red star", "no ring"])
+    norms = torch.cat([vanilla, corrected]).norm(dim=1)
+    torch.testing.assert_close(norms, torch.ones(4))
+    wanted = engine.encode_texts(["a red star", "no ring"], scorer=parts.head.needs())
+    torch.testing.assert_close(vanilla, wanted.embedding)
+    torch.testing.assert_close(corrected, parts.head.corrected(wanted).embedding.detach())
+
+
+def test_files_refuse_a_head_without_correction_of_captions(engine, parts, tmp_path):
+    alone = PeakPatch.build(engine.spec, PeakPatchConfig(heads=2, parts="scn"))
+    files = Files(
+        parts.generator.save(tmp_path / "g.safetensors"),
+        parts.judge.save(tmp_path / "j.safetensors"),
+        alone.save(tmp_path / "h.safetensors"),
+    )
+    with pytest.raises(ValueError, match="must hold a peakpatch with an embedding correction, got peakpatch"):
+        files.load(engine.spec.fingerprint, torch.device("cpu"))
+
+
+def test_the_commands(model, engine, parts, tmp_path, capsys):
+    shell = Shell(capsys)
+    options = ("--items", "8", "--steps", "1", "--judge-steps", "1", "--batch-size", "8", "--output", tmp_path / "run")
+    told = shell.json("train", "generator", "--model", model, *options)
+    assert load_generator(told["generator"], fingerprint=engine.spec.fingerprint).config.embed_dim == 16
+    one = {"steps": 1, "batch_size": 8}
+    training, judging = (replace(held, **one) for held in (results.GENERATOR_TRAINING, results.JUDGE_TRAINING))
+    again = train_generator(engine, tmp_path / "run", scenes=SmallScenes(8), training=training, judging=judging)
+    assert [str(path) for path in again] == [told["generator"], told["judge"]]
+    head = parts.head.save(tmp_path / "head.safetensors")
+    asked = (
+        *("diagnose", "generator", "--model", model, "--generator", told["generator"], "--judge", told["judge"]),
+        *("--head", head, "--prompts", "2", "--noises", "1", "--sheet", tmp_path / "sheet.png"),
+    )
+    assert shell(*asked) == 0
+    assert "| X and a Y | vanilla | " in shell.out
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert sheet.size == (2 * 32 * 3, 8 * 32 * 3)
