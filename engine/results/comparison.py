@@ -111,15 +111,14 @@ def _head(lines: Sequence[Mapping[str, Any]]) -> str:
     absent = [cell.name for cell in cells() if cell not in {_cell(line) for line in lines}]
     words = (
         "## What is worth training\n\n"
-        "Heads on the frozen model and full fine-tuning of it, each with three kinds of negatives and the same budget: "
-        f"{sum(STEPS)} steps of {BATCH} quads ({BATCH * sum(STEPS):,} seen, 8,000 different ones, the same for each seed). A "
-        "pair is held against the rest of the batch (*in-batch*: symmetric InfoNCE, for TFLocal and TFGlobal, which "
-        f"run once a pair, in groups of {ARMS['tflocal'].group}), against its hard-negative caption (*captions*), or "
-        "in both choices within its quad (*2 × 2 pairs*); the latter two beside the batch in the first half, alone in "
-        "the second. "
-        f"Group score in per cent: mean over seeds ± half the mean 95 % interval over {ITEMS} items of one seed "
-        "(lowest–highest seed, where there are several); chance 16.7. Every run stands in "
-        "`docs/results/comparison.jsonl`, its log in `comparison-logs.jsonl`."
+        "Heads on the frozen model and full fine-tuning of it, each with three kinds of negatives and one budget: "
+        f"{sum(STEPS)} steps of {BATCH} quads ({BATCH * sum(STEPS):,} seen, 8,000 different ones, the same for each "
+        "seed). A pair is held against the rest of the batch (*in-batch*: symmetric InfoNCE; for TFLocal and "
+        f"TFGlobal, which run once a pair, in groups of {ARMS['tflocal'].group}), against its hard-negative caption "
+        "(*captions*), or in both choices within its quad (*2 × 2 pairs*); the latter two beside the batch in the "
+        "first half, alone in the second. Group score in per cent: mean over seeds ± half the mean 95 % interval "
+        f"over {ITEMS} items of one seed (lowest–highest seed, where there are several); chance 16.7. Every run "
+        "stands in `docs/results/comparison.jsonl`, its log in `comparison-logs.jsonl`."
     )
     return words + (f" Not run: {', '.join(absent)}." if absent else "")
 
