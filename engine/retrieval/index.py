@@ -235,7 +235,7 @@ class Index:
     ) -> AddReport:
         """Replace images that are there, each in one commit with its removal; arguments as for `add`.
 
-        Metadata that is not given stays. An image that cannot be read leaves the old one. In ties an image that was
+        Metadata that is not given stays, column by column. An image that cannot be read leaves the old one. In ties an image that was
         replaced counts as inserted now.
 
         Raises:
