@@ -327,12 +327,3 @@ def test_a_list_is_checked_before_anything_is_encoded(index, pictures):
     index.add([pictures["blue"], pictures["red"]], ids=["blue", "red"], existing="skip")
     # The picture, and its windows, which look all the same.
     assert index.engine.encoder.calls == [1, 1] and index.snapshot.rows == 2
-
-
-def test_an_update_keeps_the_columns_that_are_not_given(tmp_path):
-    index = index_at(tmp_path / "index")
-    index.add(images(["a", "b"]), metadata={"n": [1, 2], "tag": ["x", "y"]})
-    index.update(images(["b"], seed=1), metadata={"n": [9], "more": [True]})
-    index.update(images(["a"], seed=1), metadata=[{}])
-    rows = index.snapshot.metadata_of(index.snapshot.find(["a", "b"])).to_pylist()
-    assert rows == [{"n": 1, "tag": "x", "more": None}, {"n": 9, "tag": "y", "more": True}]

@@ -225,8 +225,8 @@ class Adder:
             self._skipped += len(names) - len(rows)
         if len(rows) == 0:
             return
-        if self._existing == "replace" and there.any():
-            table = _completed(table, self._kept_metadata(found))
+        if self._existing == "replace" and table is None and there.any():
+            table = self._kept_metadata(found)
         for read, features in self._encoded(batch, rows, names):
             ids = [names[row] for row in read]
             part = None if table is None else table.take(pa.array(read))
@@ -263,7 +263,7 @@ class Adder:
         return found
 
     def _kept_metadata(self, found: np.ndarray) -> pa.Table | None:
-        """The old metadata of rows that are replaced; nulls for others."""
+        """The old metadata of rows that are replaced without any; nulls for others."""
         snapshot = self._change.snapshot
         if not len(snapshot.schema):
             return None
@@ -314,13 +314,3 @@ class Adder:
         self._going += going
         self._replaced += len(going)
         self._whole = True
-
-
-def _completed(given: pa.Table | None, held: pa.Table | None) -> pa.Table | None:
-    """What is given of metadata, and what is held in the columns that are not given."""
-    if given is None or not given.num_columns:
-        return held
-    for item in held.schema if held is not None else ():
-        if item.name not in given.column_names:
-            given = given.append_column(item, held.column(item.name))  # type: ignore[union-attr]
-    return given
