@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from engine.encoders.export_manifest import read_manifest
 from engine.encoders.exported import ExportedEncoder, load_exported
 from engine.encoders.registry import load_encoder
 from engine.encoders.towers import DualEncoder
@@ -120,14 +121,12 @@ def test_a_vit_b_32_at_its_true_size():
     # Not in `tmp_path`, whose folders are kept: the weights alone are 600 MB.
     with tempfile.TemporaryDirectory() as place:
         source = tiny_open_clip.vit_b_32()
+        # The exporter runs both on ten pictures and captions, and refuses what differs.
         folder = export_model(source, Path(place) / "out")
-        exported = load_exported(folder, device="cpu")
+        manifest = read_manifest("test", folder)
         numbers = sum(parameter.numel() for parameter in source._model.parameters())
         assert numbers == 151_277_313
         assert 3.99 * numbers < (folder / "weights.bin").stat().st_size < 4.01 * numbers
-        assert exported.spec.grid == (7, 7) and exported.spec.activation == "quick_gelu"
-        assert exported.manifest.image_layers == (2, 4, 6, 12) and exported.manifest.text_layers == (6, 7, 8, 12)
-        assert min(exported.manifest.cosines.values()) > 0.99999
-        pixels = torch.stack([source.preprocess(picture) for picture in pictures(2)])
-        a, b = (each.encode_pixels(pixels, tap="projected") for each in (source, exported))
-        assert apart(b.embedding, a.embedding) < 1e-5 and apart(b.patches, a.patches) < 2e-5
+        assert manifest.spec.grid == (7, 7) and manifest.spec.activation == "quick_gelu"
+        assert manifest.image_layers == (2, 4, 6, 12) and manifest.text_layers == (6, 7, 8, 12)
+        assert len(manifest.cosines) == 14 and min(manifest.cosines.values()) > 0.99999

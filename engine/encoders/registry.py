@@ -128,12 +128,9 @@ def load_encoder(
         from engine.encoders.exported import load_exported
 
         _refuse(name, options, allowed=_OPTIONS["export"])
+        chosen = (options.get("provider"), options.get("precision"))
         return load_exported(
-            Path(plain).expanduser(),
-            device=device,
-            dtype=dtype,
-            provider=options.get("provider"),
-            precision=options.get("precision"),
+            Path(plain).expanduser(), device=device, dtype=dtype, provider=chosen[0], precision=chosen[1]
         )
     # Imported here: open_clip and transformers take seconds, and a user of one does not need the other.
     if family in _FAMILY_NAMES:

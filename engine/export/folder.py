@@ -300,23 +300,21 @@ def _both(
     tokens = tokenizer_of(source)(texts)
     manifest = found.manifest
     pairs: dict[str, tuple[Tensor, Tensor]] = {}
-    # The tap `hidden` is a part of the last layer.
+    # The tap `hidden` is a part of the last layer. The global graphs have the same embedding as all outputs beside it.
     taps: list[str | None] = [tap for tap in manifest.spec.taps if tap != "hidden"]
-    taps = taps or [None]
-    for tap, layers in ((None, ()), *((tap, manifest.image_layers) for tap in taps)):
-        a, b = (encoder.encode_pixels(pixels, tap=tap, layers=layers) for encoder in (source, found))
-        pairs[f"image embedding{' beside layers' if layers else ''}"] = a.embedding, b.embedding
+    for tap in taps or [None]:
+        a, b = (x.encode_pixels(pixels, tap=tap, layers=manifest.image_layers) for x in (source, found))
+        pairs["image embedding beside layers"] = a.embedding, b.embedding
         if a.patches is not None and b.patches is not None:
             pairs[f"patches.{tap}"] = a.patches, b.patches
-        pairs |= {f"image hidden.{layer}": (a.hidden[layer], b.hidden[layer]) for layer in layers}
-    with_tokens = "tokens" in manifest.graphs.get(TEXT_ALL, manifest.graphs[TEXT]).outputs
-    for layers in ((), manifest.text_layers):
-        c, d = (
-            encoder.encode_tokens(tokens, token_vectors=with_tokens and bool(layers), layers=layers)
-            for encoder in (source, found)
-        )
-        pairs[f"text embedding{' beside layers' if layers else ''}"] = c.embedding, d.embedding
-        if c.tokens is not None and d.tokens is not None:
-            pairs["tokens"] = c.tokens, d.tokens
-        pairs |= {f"text hidden.{layer}": (c.hidden[layer], d.hidden[layer]) for layer in layers}
-    return pairs
+        pairs |= {f"image hidden.{layer}": (state, b.hidden[layer]) for layer, state in a.hidden.items()}
+    pairs["image embedding"] = a.embedding, found.encode_pixels(pixels).embedding
+    vectors = "tokens" in manifest.graphs.get(TEXT_ALL, manifest.graphs[TEXT]).outputs
+    c, d = (
+        x.encode_tokens(tokens, token_vectors=vectors, layers=manifest.text_layers) for x in (source, found)
+    )
+    pairs["text embedding beside layers"] = c.embedding, d.embedding
+    pairs["text embedding"] = c.embedding, found.encode_tokens(tokens).embedding
+    if c.tokens is not None and d.tokens is not None:
+        pairs["tokens"] = c.tokens, d.tokens
+    return pairs | {f"text hidden.{layer}": (state, d.hidden[layer]) for layer, state in c.hidden.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from engine.results import max_sim_head, retrieval, scorers
+from engine.results import max_sim_head, onepass, retrieval, scorers
 from engine.results.run import Run
 
 Section = Callable[[Run], str]
@@ -14,10 +14,12 @@ SECTIONS: Mapping[str, Section] = {
     scorers.NAME: scorers.section,
     max_sim_head.NAME: max_sim_head.section,
     retrieval.NAME: retrieval.section,
+    onepass.NAME: onepass.section,
 }
 # Each goes on where it was stopped, and leaves the figures that its section shows.
 TRAININGS: Mapping[str, Training] = {
     max_sim_head.NAME: max_sim_head.train,
+    onepass.NAME: onepass.train,
 }
 
 
