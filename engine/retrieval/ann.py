@@ -120,8 +120,8 @@ class Structure:
 
         Raises:
             ImportError: FAISS is missing; the message names the extra.
-            ValueError: a factory string that FAISS does not know, too few rows to train on, or a kind that cannot search
-                among chosen rows.
+            ValueError: a factory string that FAISS does not know, too few rows to train on, or a kind that cannot
+                search among chosen rows.
         """
         faiss = load_faiss()
         try:

@@ -95,7 +95,7 @@ def structure_of(snapshot: Snapshot) -> Structure | None:
 def keep_up(change: Change) -> None:
     """Make the structure that the index should have by now, or drop the one it should not; commits.
 
-    A structure that cannot be trained yet, or not be searched, is left out with a UserWarning: all embeddings are looked at then.
+    A structure that cannot be trained or searched is left out with a UserWarning: all embeddings are looked at.
 
     Raises:
         ImportError: FAISS is missing.
