@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -59,7 +60,8 @@ def _crop_batch(
     sizes = torch.tensor([image.shape[:2] for image in rows], dtype=torch.int64)
     placed = reference.placements(sizes, boxes, mode, (height, width))
     axes, taps = _axes(placed, (height, width), interpolation)
-    crop_batch_forward(rows, boxes[:, 0], placed, axes, taps, fill, scale, shift, result)
+    with torch.cuda.device(result.device) if result.is_cuda else nullcontext():
+        crop_batch_forward(rows, boxes[:, 0], placed, axes, taps, fill, scale, shift, result)
     return result
 
 
