@@ -30,6 +30,9 @@ from engine.kernels.max_sim import MAX_PROGRAMS, score_sides
 from engine.kernels.max_sim_plan import Side, plan_max_sim_backward
 from engine.kernels.max_sim_tile import LOG2_E, _span
 
+# Shares of a soft maximum come from differences to it in float32, whose last digit is worth 1e-7 / temperature.
+LEAST_TEMPERATURE = 1e-3
+
 
 @triton.jit
 def _coefficients(
@@ -214,7 +217,8 @@ def _max_sim_bwd_soft_kernel(
                 s = tl.dot(x, y, s, input_precision=PRECISION)
             p = tl.zeros((BLOCK_R, BLOCK_F), tl.float32)
             if OWN:
-                p += c[:, None] * tl.exp2((s - top[:, None]) * rate)
+                # A similarity is at most the soft maximum, but may come out an ulp above it: never more than all of it.
+                p += c[:, None] * tl.exp2(tl.minimum((s - top[:, None]) * rate, 0.0, propagate_nan=tl.PropagateNan.ALL))
             if OTHER:
                 at_f = other_to + f
                 c_f = _coefficients(
@@ -222,7 +226,8 @@ def _max_sim_bwd_soft_kernel(
                     other_token, keep_f, OTHER_VALUES, OTHER_WEIGHTS,
                 )  # fmt: skip
                 top_f = tl.load(other_maxima_ptr + at_f, mask=keep_f, other=0.0)
-                p += c_f[None, :] * tl.exp2((s - top_f[None, :]) * rate)
+                share = tl.minimum((s - top_f[None, :]) * rate, 0.0, propagate_nan=tl.PropagateNan.ALL)
+                p += c_f[None, :] * tl.exp2(share)
             p = tl.where(keep_r[:, None] & keep_f[None, :], p, 0.0)
             z = tl.load(rows[:, None] + k[None, :], mask=keep_f[:, None] & inside[None, :], other=0.0)
             if NARROW:
@@ -263,7 +268,14 @@ def max_sim_backward(
     Args:
         incoming: for the forward and the reverse direction the gradients of scores (None: no part) and of values,
             and the argmax, which the hard form needs.
+
+    Raises ValueError for a temperature below `LEAST_TEMPERATURE`.
     """
+    if temperature is not None and temperature < LEAST_TEMPERATURE:
+        raise ValueError(
+            f"max_sim: backend 'triton' has gradients of soft maxima from temperature {LEAST_TEMPERATURE:g} on, got "
+            f"{temperature:g}; pass backend='reference'"
+        )
     q, d = (
         replace(x, mask=None if x.mask is None else x.mask.contiguous(),
                 weights=None if x.weights is None else x.weights.contiguous())

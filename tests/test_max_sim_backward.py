@@ -86,6 +86,11 @@ def test_narrow_dtypes(
 def test_temperatures(backend: str, temperature: float) -> None:
     # Numbers of a quarter have exact similarities: at the smallest temperatures a last digit would decide.
     q, d = (torch.randint(-4, 5, (2, 6, 8)) / 4 for _ in range(2))
+    if backend == "triton" and temperature < 1e-3:
+        message = f"'triton' has gradients of soft maxima from temperature 0.001 on, got {temperature:g};"
+        with pytest.raises(ValueError, match=message):
+            check(backend, q, d, temperature=temperature)
+        return
     check(backend, q, d, temperature=temperature)
 
 
@@ -141,8 +146,10 @@ def test_tied_tokens_share_the_soft_gradient(backend: str) -> None:
     q = torch.ones(1, 1, 2)
     d = torch.tensor([[[1.0, 2], [2, 1], [0, 0]]])
     grads = gradients(backend, q, d, {"scores": torch.ones(1, 1)}, temperature=1e-3)
-    assert grads[1].tolist() == [[[0.5, 0.5], [0.5, 0.5], [0, 0]]]
-    assert grads[0].tolist() == [[[1.5, 1.5]]]
+    wanted = torch.ones(1, 1, 2) * 1.5, torch.tensor([[[0.5, 0.5], [0.5, 0.5], [0, 0]]])
+    for actual, expected in zip(grads, wanted, strict=True):
+        # The GPU's shares come from the soft maximum, 1e-7 of which is 1e-4 of a temperature of 1e-3.
+        assert torch.allclose(actual, expected, rtol=2e-4 if backend == "triton" else 0, atol=0)
 
 
 @pytest.mark.parametrize("backend", [name for name in COMPILED if name.startswith("cpp")])

@@ -243,7 +243,8 @@ def max_sim(
         q_mask, d_mask: bool `(Nq, Lq)` and `(Nd, Ld)`, True = keep; by default all are kept.
         q_weights: `(Nq, Lq)` floating, what each query token counts; by default 1.
         d_weights: `(Nd, Ld)` likewise for the reverse direction; needs `symmetric`.
-        temperature: τ of the soft maximum τ · log Σ exp(s / τ); by default the hard maximum.
+        temperature: τ of the soft maximum τ · log Σ exp(s / τ); by default the hard maximum. Gradients on CUDA need
+            0.001 or more.
         symmetric: also give `reverse_scores[i, j] = Σ_t d_weights[j, t] · max_u ⟨q[i, u], d[j, t]⟩`.
         return_alignment: also give each token's winner and value.
         precision: "tf32" lets float32 products be rounded to TF32 on CUDA and in the reference; default "ieee".
