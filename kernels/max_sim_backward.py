@@ -27,11 +27,8 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.max_sim import MAX_PROGRAMS, score_sides
-from engine.kernels.max_sim_plan import Side, plan_max_sim_backward
+from engine.kernels.max_sim_plan import Side, check_backward_temperature, plan_max_sim_backward
 from engine.kernels.max_sim_tile import LOG2_E, _span
-
-# Shares of a soft maximum come from differences to it in float32, whose last digit is worth 1e-7 / temperature.
-LEAST_TEMPERATURE = 1e-3
 
 
 @triton.jit
@@ -269,13 +266,9 @@ def max_sim_backward(
         incoming: for the forward and the reverse direction the gradients of scores (None: no part) and of values,
             and the argmax, which the hard form needs.
 
-    Raises ValueError for a temperature below `LEAST_TEMPERATURE`.
+    Raises ValueError for a temperature too low for float32.
     """
-    if temperature is not None and temperature < LEAST_TEMPERATURE:
-        raise ValueError(
-            f"max_sim: backend 'triton' has gradients of soft maxima from temperature {LEAST_TEMPERATURE:g} on, got "
-            f"{temperature:g}; pass backend='reference'"
-        )
+    check_backward_temperature(temperature)
     q, d = (
         replace(x, mask=None if x.mask is None else x.mask.contiguous(),
                 weights=None if x.weights is None else x.weights.contiguous())

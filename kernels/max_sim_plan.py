@@ -23,6 +23,8 @@ SHARED_BYTES = 152 * 1024
 # Bytes that a processor of the chip gets from the L2 cache in a clock, and from its own shared memory (sm_90).
 L2_BYTES = 28
 SHARED_SPEED_BYTES = 128
+# Lowest temperature of soft maxima whose gradients the GPU gives.
+LEAST_TEMPERATURE = 1e-3
 # Bytes of a row up to which a document stays on the chip while queries pass, and most rows of queries in one launch.
 STATIONARY_BYTES, STATIONARY_ROWS = 256, 8192
 
@@ -258,3 +260,13 @@ def plan_stationary(
         block_r, 64 if narrow else 128, block_k, 1024 // block_u, block_u, 4 * processors,
         max(1, STATIONARY_ROWS // q.length), 8, 2 if wgmma else 3, None if wgmma else 255,
     )  # fmt: skip
+
+
+def check_backward_temperature(temperature: float | None) -> None:
+    """Raise ValueError for a temperature whose soft maxima give no shares in float32."""
+    # A share comes from the difference to the soft maximum, whose last digit is worth 1e-7 / temperature.
+    if temperature is not None and temperature < LEAST_TEMPERATURE:
+        raise ValueError(
+            f"max_sim: backend 'triton' has gradients of soft maxima from temperature {LEAST_TEMPERATURE:g} on, got "
+            f"{temperature:g}; pass backend='reference'"
+        )
