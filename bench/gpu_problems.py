@@ -115,6 +115,37 @@ def training(device: torch.device, sizes: tuple[int, int, int, int], temperature
     )  # fmt: skip
 
 
+def ragged(device: torch.device, sizes: tuple[int, int, int, int], temperature: float | None) -> Problem:
+    """Forward and backward with packed documents of 1 to `patches` rows, against the same padded and masked."""
+    from engine.ops.max_sim import max_sim
+    from engine.ops.max_sim_varlen import max_sim_varlen
+
+    n, tokens, patches, dim = sizes
+    lengths = 1 + (torch.arange(n, device=device) * 7919) % patches
+    kept = torch.arange(patches, device=device) < lengths[:, None]
+    bounds = F.pad(lengths.cumsum(0), (1, 0))
+    q, padded = unit(device, torch.bfloat16, n, tokens, dim), unit(device, torch.bfloat16, n, patches, dim)
+    packed = padded[kept]
+
+    def ours(a: Tensor, b: Tensor) -> Tensor:
+        result = max_sim_varlen(a, b, d_cu_seqlens=bounds, temperature=temperature)
+        assert isinstance(result, Tensor)
+        return result
+
+    def dense(a: Tensor, b: Tensor) -> Tensor:
+        spread = b.new_zeros(n, patches, dim).masked_scatter(kept[..., None], b)
+        result = max_sim(a, spread, d_mask=kept, temperature=temperature)
+        assert isinstance(result, Tensor)
+        return result
+
+    return Problem(
+        f"training, packed, {'hard' if temperature is None else 'soft'}",
+        f"B={n} T={tokens} P=1..{patches} D={dim}", torch.bfloat16, with_gradients(ours, q, packed),
+        {"ours, padded": with_gradients(dense, q, packed)},
+        flops=3 * 2.0 * n * tokens * float(lengths.sum()) * dim, tolerance=8e-2,
+    )  # fmt: skip
+
+
 def contrastive(device: torch.device, sizes: tuple[int, int, int, int], temperature: float | None) -> Problem:
     """Forward and backward of the loss of all captions against all images: fused, and put together from torch's ops."""
     from engine.ops.max_sim_contrastive import max_sim_contrastive
@@ -191,6 +222,7 @@ def problems(device: torch.device, dry: bool) -> list[Callable[[], Problem | Non
             lambda: scoring(device, "one query", (1, 4, 3, 5, 16)),
             lambda: training(device, (3, 4, 5, 16), None),
             lambda: training(device, (3, 4, 5, 16), 0.07),
+            lambda: ragged(device, (3, 4, 5, 16), None),
             lambda: contrastive(device, (3, 4, 5, 16), None),
             lambda: contrastive(device, (3, 4, 5, 16), 0.07),
             lambda: codes(device, (1, 4, 3, 5, 16)),
@@ -202,6 +234,8 @@ def problems(device: torch.device, dry: bool) -> list[Callable[[], Problem | Non
         lambda: scoring(device, "32 queries, stationary documents", (32, 32, 10_000, 1024, 128)),
         lambda: training(device, (512, 77, 196, 512), None),
         lambda: training(device, (512, 77, 196, 512), 0.07),
+        lambda: ragged(device, (512, 77, 196, 512), None),
+        lambda: ragged(device, (512, 77, 196, 512), 0.07),
         lambda: contrastive(device, (512, 77, 196, 512), None),
         lambda: contrastive(device, (512, 77, 196, 512), 0.07),
         lambda: codes(device, (32, 77, 2048, 196, 512)),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -187,26 +187,35 @@ def max_sim_sides() -> None:
                 places if both else nothing.int(), places.float() if both else nothing,
             )  # fmt: skip
             score_sides(*sides, outputs, None, False, "ieee")
+            if codes and not packed_q and not packed_d and n_q == 32:
+                queries, documents = sides
+                of_pairs = (torch.empty(32, 1), nothing, *outputs[2:4], nothing.int(), nothing)
+                score_sides(queries, replace(documents, tokens=torch.empty(32, 196, dim, dtype=dtype)), of_pairs, None,
+                            True, "ieee")  # fmt: skip
 
 
 def max_sim_backward() -> None:
-    """Texts and images of the usual encoders, short and long, hard and soft, one direction and both."""
+    """Texts and images of the usual encoders, short and long, hard and soft, one way and both, dense and packed."""
     from engine.kernels.max_sim_backward import max_sim_backward as backward
+    from engine.kernels.max_sim_plan import Side
 
-    for l_q, l_d, dim, dtype in [(77, 196, 512, BF16), (32, 50, 1152, BF16), (77, 196, 512, FP32), (16, 17, 33, FP16)]:
-        for soft, full in itertools.product((False, True), (False, True)):
-            q, d = torch.empty(3, l_q, dim, dtype=dtype), torch.empty(2, l_d, dim, dtype=dtype)
-            masks = tuple(torch.ones(x.shape[:2], dtype=torch.bool) if full else None for x in (q, d))
-            weights = tuple(torch.ones(x.shape[:2]) if full else None for x in (q, d))
-            scores, nothing = torch.empty(3, 2), (None, None, None)
-            ahead, back = (
-                (scores, torch.empty(3, 2, n) if full else None, torch.empty(3, 2, n, dtype=torch.int32))
-                for n in (l_q, l_d)
-            )
-            backward(
-                q, d, masks, weights, (ahead, back if full else nothing),
-                temperature=0.07 if soft else None, pairs=False, precision="ieee",
-            )  # fmt: skip
+    flags = (False, True)
+    usual = [(77, 196, 512, dtype) for dtype in (BF16, FP32, FP16)]
+    shapes = [*usual, (32, 50, 1152, BF16), (16, 17, 33, FP16)]
+    for l_q, l_d, dim, dtype in shapes:
+        for packed_d, packed_q, soft, full in itertools.product(flags, repeat=4):
+            if packed_q and not packed_d:
+                continue  # its kernels are those of packed documents
+            sides, results = [], []
+            for number, others, length, packed in ((3, 2, l_q, packed_q), (2, 3, l_d, packed_d)):
+                shape = (number * length,) if packed else (number, length)
+                per_token = torch.ones(shape, dtype=torch.bool) if full else None, torch.ones(shape) if full else None
+                bounds = torch.arange(number + 1) * length if packed else None
+                sides.append(Side(torch.empty(*shape, dim, dtype=dtype), *per_token, bounds, None, length))
+                places = torch.empty((others, number * length) if packed else (3, 2, length))
+                results.append((torch.empty(3, 2), places if full else None, places.int()))
+            back = results[1] if full else (None, None, None)
+            backward(*sides, (results[0], back), temperature=0.07 if soft else None, pairs=False, precision="ieee")
 
 
 def crop_batch() -> None:

@@ -19,6 +19,12 @@ def peak_mib(call: Callable[[], Any]) -> float:
     return (_read("VmHWM") - before) / 1024
 
 
+def resident_kib() -> int:
+    """Resident memory of this process, what was freed given back first, in KiB (Linux, glibc)."""
+    ctypes.CDLL(None).malloc_trim(0)
+    return _read("VmRSS")
+
+
 def _read(field: str) -> int:
     line = next(x for x in STATUS.read_text(encoding="ascii").splitlines() if x.startswith(field))
     return int(line.split()[1])

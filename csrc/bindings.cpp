@@ -5,6 +5,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cstdint>
+#include <cstdlib>
 #include <optional>
 #include <string>
 
@@ -42,6 +44,29 @@ void max_sim(const Array& q, const Array& d, const std::string& dtype, const May
     };
     py::gil_scoped_release release;
     peaksim::max_sim(in, out, isa.c_str(), threads);
+}
+
+// The same scores from addresses of memory, which engine.ops.direct has checked: making arrays of tensors takes longer
+// than a small call. 0 is no mask and no weights. The environment is read here for the same reason.
+void max_sim_scores(const std::string& dtype, uintptr_t q, int64_t n_q, int64_t l_q, int64_t q_item, int64_t q_token,
+                    uintptr_t d, int64_t n_d, int64_t l_d, int64_t d_item, int64_t d_token, int64_t dim,
+                    uintptr_t q_mask, uintptr_t d_mask, uintptr_t q_weights, float temperature, bool pairs,
+                    uintptr_t scores, int threads) {
+    const auto side = [](uintptr_t data, int64_t n, int64_t length, int64_t item, int64_t token, uintptr_t mask,
+                         uintptr_t weights) {
+        return peaksim::Tokens{reinterpret_cast<const void*>(data), n, length, item, token,
+                               reinterpret_cast<const uint8_t*>(mask), reinterpret_cast<const float*>(weights), nullptr,
+                               n * length};
+    };
+    const peaksim::MaxSimInputs in{peaksim::arrays::dtype_of(dtype), dim,
+                                   side(q, n_q, l_q, q_item, q_token, q_mask, q_weights),
+                                   side(d, n_d, l_d, d_item, d_token, d_mask, 0), pairs, temperature};
+    peaksim::MaxSimOutputs out{};
+    out.scores = reinterpret_cast<float*>(scores);
+    const char* isa = std::getenv("PEAKSIM_CPU_ISA");
+    const std::string forced = isa ? isa : "";
+    py::gil_scoped_release release;
+    peaksim::max_sim(in, out, forced.c_str(), threads);
 }
 
 // Gradients of scores and values and the winners of one direction; None where there are none.
@@ -117,6 +142,7 @@ PYBIND11_MODULE(_C, m) {
           py::arg("values").noconvert().none(true), py::arg("reverse_argmax").noconvert().none(true),
           py::arg("reverse_values").noconvert().none(true), py::arg("isa"), py::arg("threads"),
           "Forward of max-sim; temperature 0 is the hard maximum.");
+    m.def("max_sim_scores", &max_sim_scores, "Scores alone, from checked addresses and sizes.");
     m.def("max_sim_backward", &max_sim_backward, py::arg("q").noconvert(), py::arg("d").noconvert(), py::arg("dtype"),
           py::arg("q_offsets").noconvert().none(true), py::arg("d_offsets").noconvert().none(true),
           py::arg("q_weights").noconvert().none(true), py::arg("d_weights").noconvert().none(true), py::arg("pairs"),

@@ -24,6 +24,8 @@ constexpr int64_t kRowsBytes = 128 << 10;
 // Rows in a table, so that blocks of rows seldom end with a document; and the results they may fill.
 constexpr int64_t kTableRows = 512;
 constexpr int64_t kBestBytes = 128 << 10;
+// Rows of a document up to which its maximum is taken from similarities written down.
+constexpr int64_t kFewRows = 4;
 // Packed blocks held at a time, so that memory does not grow with the number of queries.
 constexpr int64_t kGroupBytes = 64 << 20;
 constexpr int64_t kGroupBlocks = 4096;
@@ -129,7 +131,7 @@ private:
         s.total.resize(size_t(width));
         s.reverse.resize(queries);
         if (widens()) s.widened.resize(size_t(chunk_ * in_.dim));
-        if (tiled_) s.tile.resize(size_t(chunk_ * width));
+        s.tile.resize(size_t(tiled_ ? chunk_ * width : table_));
     }
 
     bool widens() const { return !kernels_.as_stored && in_.dtype != DType::float32; }
@@ -141,6 +143,8 @@ private:
             return;
         }
         const int64_t width = block.width();
+        const bool few = in_.d.length >= 1 && in_.d.length <= kFewRows && !in_.d.offsets && !in_.d.mask;
+        if (few && plain_ && width == 1 && block.segments().size() == 1) return score_token(block, first, last, s);
         std::fill_n(s.best.begin(), width * (last - first), kLowest);
         std::fill_n(s.found.begin(), last - first, -1);
         int64_t n = 0;
@@ -153,16 +157,50 @@ private:
             }
         }
         take_rows(block, n, s);
+        if (plain_ && block.segments().size() == 1) return finish_plain(block.segments()[0], width, first, last, s);
         for (int64_t j = first; j < last; ++j) finish(block, first, j, s);
+    }
+
+    // A single token against documents of very few rows: their similarities, then each document's greatest.
+    void score_token(const QueryBlock& block, int64_t first, int64_t last, Scratch& s) const {
+        const int64_t length = in_.d.length, step = in_.d.token_stride * size_of(in_.dtype);
+        float* to = out_.scores + in_.cell(block.segments()[0].query, first);
+        for (int64_t j = first; j < last;) {
+            const int64_t some = std::min(last - j, table_ / length), n = some * length;
+            for (int64_t k = 0; k < some; ++k) {
+                const char* row = in_.d.row(in_.dtype, j + k, 0);
+                for (int64_t t = 0; t < length; ++t, row += step) s.rows[size_t(k * length + t)] = row;
+            }
+            for (int64_t at = 0; at < n; at += chunk_) {
+                const RowRun run = part(at, std::min(chunk_, n - at), n, s);
+                kernels_.tile(run, in_.dim, block.panel(0), 1, s.tile.data() + at);
+            }
+            for (int64_t k = 0; k < some; ++k, ++to) {
+                int32_t place;
+                const float* own = s.tile.data() + k * length;
+                *to = length == 1 ? *own : kernels_.row_max(own, length, &place);
+            }
+            j += some;
+        }
+    }
+
+    // Scores of a single query.
+    void finish_plain(const Segment& segment, int64_t width, int64_t first, int64_t last, const Scratch& s) const {
+        float* to = out_.scores + in_.cell(segment.query, first);
+        for (int64_t k = 0; k < last - first; ++k) {
+            to[k] = s.found[size_t(k)] < 0 ? 0.0f : static_cast<float>(sum_of(s.best.data() + k * width, segment.count));
+        }
     }
 
     // Appends the kept tokens of document j among [from, to) to the table, which holds n rows; returns their number.
     int64_t list_rows(int64_t j, int64_t from, int64_t to, int64_t n, int64_t document, int64_t width,
                       Scratch& s) const {
-        const int64_t before = n;
-        for (int64_t t = from; t < to; ++t) {
-            if (!in_.d.kept(j, t)) continue;
-            s.rows[size_t(n)] = in_.d.row(in_.dtype, j, t);
+        const int64_t before = n, step = in_.d.token_stride * size_of(in_.dtype);
+        const uint8_t* mask = in_.d.mask ? in_.d.mask + in_.d.first(j) : nullptr;
+        const char* row = in_.d.row(in_.dtype, j, from);
+        for (int64_t t = from; t < to; ++t, row += step) {
+            if (mask && !mask[t]) continue;
+            s.rows[size_t(n)] = row;
             s.document[size_t(n)] = static_cast<int32_t>(document);
             s.kept[size_t(n++)] = static_cast<int32_t>(t);
         }

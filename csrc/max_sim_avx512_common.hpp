@@ -114,6 +114,32 @@ PEAKSIM_INLINE __m512 settled(__m512 x) {
     return x;
 }
 
+// Sums of the lanes of up to 16 vectors, each on the lane of its number: halves of pairs change places and are added.
+template <int MR>
+PEAKSIM_INLINE __m512 sums_of(const __m512 (&acc)[MR][1]) {
+    static_assert(MR <= kLanes);
+    const __m512 zero = _mm512_setzero_ps();
+    __m512 two[8], four[4];
+    PEAKSIM_UNROLL
+    for (int m = 0; m < 8; ++m) {
+        const __m512 a = 2 * m < MR ? acc[2 * m < MR ? 2 * m : 0][0] : zero;
+        const __m512 b = 2 * m + 1 < MR ? acc[2 * m + 1 < MR ? 2 * m + 1 : 0][0] : zero;
+        two[m] = _mm512_add_ps(_mm512_maskz_unpacklo_ps(0xFFFF, a, b), _mm512_maskz_unpackhi_ps(0xFFFF, a, b));
+    }
+    PEAKSIM_UNROLL
+    for (int m = 0; m < 4; ++m) {
+        const __m512d a = _mm512_castps_pd(two[2 * m]), b = _mm512_castps_pd(two[2 * m + 1]);
+        four[m] = _mm512_add_ps(_mm512_castpd_ps(_mm512_maskz_unpacklo_pd(0xFF, a, b)),
+                                _mm512_castpd_ps(_mm512_maskz_unpackhi_pd(0xFF, a, b)));
+    }
+    const __m512 low = _mm512_add_ps(_mm512_maskz_shuffle_f32x4(0xFFFF, four[0], four[1], 0x88),
+                                     _mm512_maskz_shuffle_f32x4(0xFFFF, four[0], four[1], 0xDD));
+    const __m512 high = _mm512_add_ps(_mm512_maskz_shuffle_f32x4(0xFFFF, four[2], four[3], 0x88),
+                                      _mm512_maskz_shuffle_f32x4(0xFFFF, four[2], four[3], 0xDD));
+    return _mm512_add_ps(_mm512_maskz_shuffle_f32x4(0xFFFF, low, high, 0x88),
+                         _mm512_maskz_shuffle_f32x4(0xFFFF, low, high, 0xDD));
+}
+
 // Lanes that hold a token's sum.
 template <int SPLIT>
 constexpr __mmask16 kTokens = static_cast<__mmask16>((1u << (kLanes / SPLIT)) - 1u);
@@ -141,6 +167,27 @@ struct Fold {
             PEAKSIM_UNROLL
             for (int m = 0; m < MR; ++m) column[m] = acc[m][v];
             any_documents(column, at, MR, v, kTokens<SPLIT>);
+        }
+    }
+
+    // Similarities of MR rows with a single token, a row on each lane.
+    template <int MR>
+    PEAKSIM_INLINE void take_token(__m512 sums, const int64_t (&at)[MR]) const {
+        alignas(kLine) float s[kLanes];
+        const int32_t first = run.document[at[0]];
+        const __mmask16 rows = mask_of(MR);
+        if (!index && first == run.document[at[MR - 1]] && !_mm512_mask_cmp_ps_mask(rows, sums, sums, _CMP_UNORD_Q)) {
+            const float most = _mm512_mask_reduce_max_ps(rows, sums);
+            float& to = best[first * stride];
+            if (beats(most, to)) to = most;
+            return;
+        }
+        _mm512_store_ps(s, sums);
+        for (int m = 0; m < MR; ++m) {
+            const int64_t place = run.document[at[m]] * stride;
+            if (!beats(s[m], best[place])) continue;
+            best[place] = s[m];
+            if (index) index[place] = run.token[at[m]];
         }
     }
 
@@ -191,6 +238,13 @@ struct Tile {
             for (int v = 0; v < NR; ++v) _mm512_mask_storeu_ps(out + at[m] * stride + v * kLanes, kTokens<SPLIT>, acc[m][v]);
         }
     }
+
+    template <int MR>
+    PEAKSIM_INLINE void take_token(__m512 sums, const int64_t (&at)[MR]) const {
+        alignas(kLine) float s[kLanes];
+        _mm512_store_ps(s, sums);
+        for (int m = 0; m < MR; ++m) out[at[m] * stride] = s[m];
+    }
 };
 
 // What for_rows runs: MR rows against the whole panel.
@@ -211,6 +265,10 @@ struct Block {
             ahead[m] = static_cast<const char*>(rows.rows[next[m]]);
         }
         products.run(from, ahead, bytes, tokens);
+        if constexpr (SPLIT == kLanes) {
+            taker.take_token(sums_of(products.acc), at);
+            return;
+        }
         PEAKSIM_UNROLL
         for (int m = 0; m < MR; ++m) {
             PEAKSIM_UNROLL

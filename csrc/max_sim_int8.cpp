@@ -114,14 +114,14 @@ class Forward {
 public:
     Forward(const MaxSimInt8Inputs& in, const MaxSimOutputs& out, const MaxSimInt8Kernels& kernels, int threads)
         : in_(in), out_(out), kernels_(kernels) {
-        const double work = static_cast<double>(in.q.total) * static_cast<double>(in.d.total);
+        const double work = static_cast<double>(in.q.total) * static_cast<double>(in.pairs ? in.d.length : in.d.total);
         // A product of codes is a quarter of the work that useful_threads counts.
         threads_ = useful_threads(work * static_cast<double>(in.dim) / 4, threads);
     }
 
     void run() {
         const int64_t bytes = round_up(in_.q.length, kernels_.lanes) * Block::lane_bytes(in_, kernels_);
-        const int64_t per_block = std::max<int64_t>(1, kBlockBytes / std::max<int64_t>(1, bytes));
+        const int64_t per_block = in_.pairs ? 1 : std::max<int64_t>(1, kBlockBytes / std::max<int64_t>(1, bytes));
         std::vector<Block> group;
         group.reserve(static_cast<size_t>(std::min(kGroupBlocks, in_.q.n / per_block + 1)));
         for (int64_t first = 0; first < in_.q.n; first += per_block * kGroupBlocks) {
@@ -148,6 +148,14 @@ private:
             if (kernels_.wide) s.widened.resize(size_t(std::min(kChunk, in_.d.length) * in_.dim));
         }
         const int64_t blocks = static_cast<int64_t>(group.size());
+        if (in_.pairs) {
+            parallel_for(blocks, threads_, [&](int64_t b, int worker) {
+                Block& block = group[size_t(b)];
+                block.pack();
+                score(block, block.segments[0].query, scratch[size_t(worker)]);
+            });
+            return;
+        }
         parallel_for(blocks, blocks > 1 ? threads_ : 1, [&](int64_t b, int) { group[size_t(b)].pack(); });
         // Neighbouring tasks share their documents. Few enough in a task that all threads have work to the end.
         const int64_t step = std::clamp<int64_t>(in_.d.n * blocks / (8 * threads_), 1, 16);
@@ -189,7 +197,7 @@ private:
 
     void finish(const Block& block, int64_t j, int64_t n, const Scratch& s) const {
         for (const Segment& segment : block.segments) {
-            const int64_t i = segment.query, length = in_.q.length_of(i), cell = i * in_.d.n + j;
+            const int64_t i = segment.query, length = in_.q.length_of(i), cell = in_.cell(i, j);
             const int64_t at = in_.q.offsets ? j * in_.q.total + in_.q.offsets[i] : cell * in_.q.length;
             if (out_.argmax) std::fill_n(out_.argmax + at, length, -1);
             if (out_.values) std::fill_n(out_.values + at, length, 0.0f);

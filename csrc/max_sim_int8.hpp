@@ -14,6 +14,10 @@ struct MaxSimInt8Inputs {
     Tokens d;
     const float* q_scales;  // laid out as masks are
     const float* d_scales;
+    bool pairs;  // query i meets document i alone; the second axis of results has length 1
+
+    // Where the score of query i and document j lies.
+    int64_t cell(int64_t i, int64_t j) const { return pairs ? i : i * d.n + j; }
 };
 
 // Writes what is not null of `scores`, `argmax` and `values`; there is no reverse direction.

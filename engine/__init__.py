@@ -16,6 +16,7 @@ import typing as _typing
 if _typing.TYPE_CHECKING:
     from engine.engine import Engine, load, score
     from engine.features import ImageFeatures, Needs, RegionPlan, TextFeatures
+    from engine.retrieval.index import Index
     from engine.scorers.base import Match, Scorer
     from engine.scorers.explanation import Explanation
     from engine.scorers.global_cosine import GlobalCosine
@@ -28,6 +29,7 @@ __all__ = [
     "Explanation",
     "GlobalCosine",
     "ImageFeatures",
+    "Index",
     "Match",
     "MaxSim",
     "Needs",
@@ -44,6 +46,7 @@ _HOME = {
     "Explanation": "engine.scorers.explanation",
     "GlobalCosine": "engine.scorers.global_cosine",
     "ImageFeatures": "engine.features",
+    "Index": "engine.retrieval.index",
     "Match": "engine.scorers.base",
     "MaxSim": "engine.scorers.max_sim",
     "Needs": "engine.features",

@@ -93,3 +93,14 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     """
     with written_whole(path) as unfinished:
         unfinished.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
+
+
+def flush_folder(path: str | os.PathLike[str]) -> None:
+    """Make new names and renames in a folder last, where the system can (Windows cannot open folders)."""
+    if os.name == "nt":
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

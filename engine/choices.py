@@ -11,6 +11,9 @@ RegionMode = Literal["rescaled", "native", "windows"]
 FillName = Literal["border", "mean"]
 Fill: TypeAlias = "FillName | tuple[int, int, int]"
 Backend = Literal["auto", "cpp", "triton", "reference"]
+# Numbers that an exported model computes in, and what runs it through ONNX Runtime.
+Precision = Literal["fp32", "fp16", "int8"]
+Provider = Literal["cpu", "cuda", "tensorrt"]
 # What a reader of a benchmark does where a picture is not there.
 OnMissing = Literal["error", "skip"]
 # A softmax over the texts of an image, or the sigmoid of each pair.

@@ -176,9 +176,11 @@ def crops(
     mode: CropMode = "rescaled",
     canvas: tuple[int, int] | None = None,
     fill: Fill = "border",
-    place: Place = "centre",
+    place: Place | Sequence[tuple[int, int]] = "centre",
 ) -> list[Image.Image]:
     """Cut many regions out of one image; arguments, result and errors as for `crop`, boxes (R, 4).
+
+    `place` may also be a corner for each box: (left, top) of where it is pasted, the whole box on the canvas.
 
     Example:
         >>> image = Image.new("RGB", (96, 96))
@@ -190,12 +192,15 @@ def crops(
     rectangles = _check_boxes(boxes)
     colour = fill_colour(image, fill)
     height, width = canvas or (image.height, image.width)
+    corners = None if isinstance(place, str) else _check_corners(place, rectangles, (height, width))
     found = []
-    for x0, y0, x1, y1 in rectangles.tolist():
+    for row, (x0, y0, x1, y1) in enumerate(rectangles.tolist()):
         if mode == "rescaled":
             found.append(_window(image, (x0, y0, x1, y1), colour))
             continue
-        if place == "same":
+        if corners is not None:
+            left, top = corners[row]
+        elif place == "same":
             left, top = x0, y0
         else:
             if x1 - x0 > width or y1 - y0 > height:
@@ -240,10 +245,10 @@ def _check_rgb(who: str, image: Image.Image) -> None:
         raise ValueError(f"{who}: image must be RGB, got mode {image.mode}")
 
 
-def _check_mode(image: Image.Image, mode: str, canvas: tuple[int, int] | None, place: str) -> None:
+def _check_mode(image: Image.Image, mode: str, canvas: tuple[int, int] | None, place: object) -> None:
     if mode not in ("rescaled", "native"):
         raise ValueError(f'crop: mode must be "rescaled" or "native", got {mode!r}')
-    if place not in ("centre", "same"):
+    if isinstance(place, str) and place not in ("centre", "same"):
         raise ValueError(f'crop: place must be "centre" or "same", got {place!r}')
     if mode == "rescaled" and (canvas is not None or place != "centre"):
         raise ValueError('crop: canvas and place are for mode="native", got mode="rescaled"')
@@ -253,6 +258,21 @@ def _check_mode(image: Image.Image, mode: str, canvas: tuple[int, int] | None, p
         raise ValueError(
             f'crop: place="same" needs a canvas of the image\'s size {(image.height, image.width)}, got {canvas}'
         )
+
+
+def _check_corners(
+    place: Sequence[tuple[int, int]], rectangles: np.ndarray, canvas: tuple[int, int]
+) -> Sequence[tuple[int, int]]:
+    if len(place) != len(rectangles):
+        raise ValueError(f"crop: place must have a corner for each of {len(rectangles)} boxes, got {len(place)}")
+    height, width = canvas
+    for (left, top), (x0, y0, x1, y1) in zip(place, rectangles.tolist(), strict=True):
+        if left < 0 or top < 0 or left + x1 - x0 > width or top + y1 - y0 > height:
+            raise ValueError(
+                f"crop: place must put the box of {y1 - y0} x {x1 - x0} on the canvas {(height, width)}, got the "
+                f"corner (left, top) = {(left, top)}"
+            )
+    return place
 
 
 def _check_boxes(boxes: np.ndarray | Sequence[Box]) -> np.ndarray:

@@ -14,6 +14,7 @@ from torch import Tensor
 from engine.choices import Backend, check_choice, check_flag
 from engine.encoders.base import Encoder, EncoderSpec, Progress
 from engine.encoders.captions import TEMPLATES, CaptionSegments, encode_captions, label_prompts
+from engine.encoders.exported import ExportedEncoder
 from engine.encoders.inputs import as_texts, check_batch_size, check_regions
 from engine.encoders.outputs import Output, as_output, check_output
 from engine.encoders.progress import reporting
@@ -31,9 +32,12 @@ from engine.encoders.sources import (
 )
 from engine.encoders.taps import aligned_taps
 from engine.features import Features, ImageFeatures, Needs, TextFeatures
+from engine.heads.base import Head
 from engine.images import ImageFailure, ImageSource, decode
 from engine.scorers.base import Scorer, check_finite
 from engine.scorers.explanation import Explanation
+from engine.scorers.exported_heads import exported_head
+from engine.scorers.learned import HeadScorer
 from engine.scorers.registry import get_scorer
 from engine.segments import Segment, Segmenter, get_segmenter
 
@@ -67,6 +71,7 @@ class Engine:
         self.backend = backend
         self._segmenter = segmenter
         self._lock = Lock()
+        self._heads: dict[str, Head | None] = {}
 
     @property
     def spec(self) -> EncoderSpec:
@@ -274,11 +279,24 @@ class Engine:
         return self.score(images, prompts, output=output, batch_size=batch_size, progress=progress)
 
     def scorer(self, scorer: str | Scorer) -> Scorer:
-        """The scorer by name or as given, with the engine's backend where it names none."""
+        """The scorer by name or as given, with an exported model's own head and the engine's backend where it has none.
+        """
         chosen = get_scorer(scorer)
+        if isinstance(chosen, HeadScorer) and chosen.head is None:
+            own = self._own_head(chosen.name)
+            chosen = chosen if own is None else replace(chosen, head=own)
         if self.backend is not None and getattr(chosen, "backend", self.backend) is None:
             chosen = replace(chosen, backend=self.backend)  # type: ignore[call-arg]
         return chosen
+
+    def _own_head(self, name: str) -> Head | None:
+        """The head of this kind that lies in the exported model's folder, read once; None where there is none."""
+        if not isinstance(self.encoder, ExportedEncoder):
+            return None
+        with self._lock:
+            if name not in self._heads:
+                self._heads[name] = exported_head(self.encoder, name)
+            return self._heads[name]
 
     def _needs(self, scorer: str | Scorer | Needs) -> Needs:
         return scorer if isinstance(scorer, Needs) else self.scorer(scorer).needs()
@@ -309,7 +327,8 @@ def load(
     """An engine over a frozen encoder.
 
     Args:
-        name: `"scenes"` (embedded), `"open_clip:<arch>/<tag or path>"`, … (see `peaksim models`).
+        name: `"scenes"` (embedded), `"open_clip:<arch>/<tag or path>"`, … (see `peaksim models`), or a folder that
+            `peaksim export` wrote.
         device: `"auto"` takes an accelerator where there is one.
         dtype: of the weights; `"auto"` is float32 on the CPU.
         segmenter, backend: as for `Engine`.

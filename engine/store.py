@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.atomic_files import write_text
+from engine.atomic_files import flush_folder, write_text
 from engine.features import Features, ImageFeatures, TextFeatures
 
 FORMAT_VERSION = 1
@@ -215,9 +215,9 @@ class FeatureStore(Generic[Features]):
                 file.flush()
                 os.fsync(file.fileno())
         _write_text(aside / "facts.json", json.dumps(facts))
-        _flush_folder(aside)
+        flush_folder(aside)
         aside.rename(self._place(shard))
-        _flush_folder(self.folder)
+        flush_folder(self.folder)
 
     def _narrow(self, name: str, tensor: Tensor) -> np.ndarray:
         tensor = tensor.detach().cpu().contiguous()
@@ -306,14 +306,3 @@ def _write_text(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _flush_folder(path: Path) -> None:
-    """Make renames in a folder last, where the system can (Windows cannot open folders)."""
-    if os.name == "nt":
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,4 +1,5 @@
-"""The backward of max-sim on the GPU, reproducible bit by bit; formulas and contract: `engine.reference.max_sim`.
+"""The backward of max-sim on the GPU, reproducible bit by bit. Formulas, contract: `engine.reference.max_sim`, packed
+tokens `engine.reference.max_sim_varlen`.
 
 The owner computes: one program per block of rows of one item (a query or a document) and slice of D holds their
 gradient in registers and adds what each item of the other side contributes, in order. No atomics. Queries and documents
@@ -7,13 +8,17 @@ take the same way: both directions of the forward appear as "own" (this item's t
 
 Hard maxima: own tokens gather their winners' rows; others' tokens reach their winners through a product with a matrix
 that holds each coefficient in the row of its winner. Soft maxima: similarities are made again, tile by tile.
+
+Of packed items, a table says which item and rows a program has, so that short items leave no programs without work.
+Lengths given to the kernels are then the numbers of all rows, and results of tokens lie by item of the other side and
+row among all rows.
 """
 
 # The arguments of kernels are Triton's values, which have no types to write.
 # mypy: allow-untyped-defs, allow-incomplete-defs
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,7 +28,7 @@ from torch import Tensor
 
 from engine.kernels.max_sim import MAX_PROGRAMS, score_sides
 from engine.kernels.max_sim_plan import Side, plan_max_sim_backward
-from engine.kernels.max_sim_tile import LOG2_E
+from engine.kernels.max_sim_tile import LOG2_E, _span
 
 
 @triton.jit
@@ -40,66 +45,99 @@ def _coefficients(
 
 
 @triton.jit
-def _place(first, length, dim, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr):
-    """The program's item, rows of it and elements of D."""
+def _place(
+    first, length, stride_item, stride_row, dim, blocks_ptr, cu_ptr,
+    PACKED: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """The program's item, its first row among all rows and first element; rows of it and which there are; elements of
+    D."""
     program = first + tl.program_id(0).to(tl.int64)
     slices = (dim + BLOCK_D - 1) // BLOCK_D
-    blocks = (length + BLOCK_R - 1) // BLOCK_R
-    own = program // slices // blocks
-    r = (program // slices % blocks).to(tl.int32) * BLOCK_R + tl.arange(0, BLOCK_R)
+    block = program // slices
+    if PACKED:
+        own = tl.load(blocks_ptr + 2 * block)
+        start = tl.load(blocks_ptr + 2 * block + 1).to(tl.int32)
+    else:
+        blocks = (length + BLOCK_R - 1) // BLOCK_R
+        own = block // blocks
+        start = (block % blocks).to(tl.int32) * BLOCK_R
+    r = start + tl.arange(0, BLOCK_R)
     k = (program % slices).to(tl.int32) * BLOCK_D + tl.arange(0, BLOCK_D)
-    return own, r, k
+    own_first, own_at, count = _span(cu_ptr, own, length, stride_item, stride_row, PACKED)
+    return own, own_first, own_at, r, r < count, k
+
+
+@triton.jit
+def _finders(
+    f, total, own, begin, owners_ptr, length, stride_item, stride_row, step_own, step_other,
+    PAIRS: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """Of tokens numbered through all other items: the place of their item's score and of their results, their number
+    among all tokens, their first element."""
+    if PACKED:
+        packed_item = tl.load(owners_ptr + f, mask=f < total, other=0)
+        return own * step_own + packed_item * step_other, own * length + f, f, f * stride_row
+    item = begin + f // length
+    row = f % length
+    cell = item if PAIRS else own * step_own + item * step_other
+    return cell, cell * length + row, item * length + row, item * stride_item + row * stride_row
 
 
 @triton.jit
 def _max_sim_bwd_hard_kernel(
-    others_ptr, grad_ptr, finite_ptr,
+    others_ptr, grad_ptr, blocks_ptr, own_cu_ptr, other_cu_ptr, owners_ptr, finite_ptr,
     own_scores_ptr, own_values_ptr, own_argmax_ptr, own_weights_ptr,
     other_scores_ptr, other_values_ptr, other_argmax_ptr, other_weights_ptr,
     stride_item, stride_row, first, n_others, own_length, other_length, dim, step_own, step_other,
     OWN: tl.constexpr, OTHER: tl.constexpr, PAIRS: tl.constexpr, PRECISION: tl.constexpr, NARROW: tl.constexpr,
+    OWN_PACKED: tl.constexpr, OTHER_PACKED: tl.constexpr,
     OWN_VALUES: tl.constexpr, OWN_WEIGHTS: tl.constexpr, OTHER_VALUES: tl.constexpr, OTHER_WEIGHTS: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of a block of one item's rows. Of items a and b, results lie at `a * step_own + b * step_other`."""
-    own, r, k = _place(first, own_length, dim, BLOCK_R, BLOCK_D)
+    """Gradient of a block of one item's rows. Of items a and b, scores lie at `a * step_own + b * step_other`."""
+    own, own_first, _, r, mine, k = _place(
+        first, own_length, 0, 0, dim, blocks_ptr, own_cu_ptr, OWN_PACKED, BLOCK_R, BLOCK_D
+    )
     inside = k < dim
-    mine = r < own_length
     begin = own if PAIRS else own * 0  # in 64 bits
     end = own + 1 if PAIRS else begin + n_others
     acc = tl.zeros((BLOCK_R, BLOCK_D), tl.float32)
     if OWN:
         for other in range(begin, end):
             cell = own if PAIRS else own * step_own + other * step_other
-            at = cell * own_length + r
+            at = (other * own_length + own_first if OWN_PACKED else cell * own_length) + r
             winner = tl.load(own_argmax_ptr + at, mask=mine, other=-1)
             won = winner >= 0
             c = _coefficients(
                 own_scores_ptr, own_values_ptr, own_weights_ptr, tl.full((BLOCK_R,), cell, tl.int64), at,
-                own * own_length + r, won, OWN_VALUES, OWN_WEIGHTS,
+                own_first + r, won, OWN_VALUES, OWN_WEIGHTS,
             )  # fmt: skip
-            rows = others_ptr + other * stride_item + winner.to(tl.int64) * stride_row
+            of_item = _span(other_cu_ptr, other, other_length, stride_item, stride_row, OTHER_PACKED)
+            rows = others_ptr + of_item[1] + winner.to(tl.int64) * stride_row
             there = won[:, None] & inside[None, :]
             x = tl.load(rows[:, None] + k[None, :], mask=there, other=0.0).to(tl.float32)
             acc += tl.where(there, c[:, None] * x, 0.0)
     if OTHER:
         # Tokens of all others in one row of numbers, so that short items leave no gaps.
         total = (end - begin) * other_length
+        if OTHER_PACKED:
+            total = tl.load(other_cu_ptr + n_others)
         all_finite = tl.load(finite_ptr) != 0
         if all_finite:
             for start in range(total * 0, total, BLOCK_F):
                 f = start + tl.arange(0, BLOCK_F)
-                item = begin + f // other_length
-                row = f % other_length
-                cells = item if PAIRS else own * step_own + item * step_other
-                winners = tl.load(other_argmax_ptr + cells * other_length + row, mask=f < total, other=-1)
+                cells, at_f, token_f, found = _finders(
+                    f, total, own, begin, owners_ptr, other_length, stride_item, stride_row, step_own, step_other,
+                    PAIRS, OTHER_PACKED,
+                )  # fmt: skip
+                winners = tl.load(other_argmax_ptr + at_f, mask=f < total, other=-1)
                 finders = winners >= 0
                 c_f = _coefficients(
-                    other_scores_ptr, other_values_ptr, other_weights_ptr, cells, cells * other_length + row,
-                    item * other_length + row, finders, OTHER_VALUES, OTHER_WEIGHTS,
+                    other_scores_ptr, other_values_ptr, other_weights_ptr, cells, at_f, token_f, finders,
+                    OTHER_VALUES, OTHER_WEIGHTS,
                 )  # fmt: skip
-                found = others_ptr + item * stride_item + row * stride_row
-                y = tl.load(found[:, None] + k[None, :], mask=finders[:, None] & inside[None, :], other=0.0)
+                there_f = finders[:, None] & inside[None, :]
+                y = tl.load((others_ptr + found)[:, None] + k[None, :], mask=there_f, other=0.0)
                 to_each = tl.where(winners[None, :] == r[:, None], c_f[None, :], 0.0)
                 if NARROW:
                     acc = tl.dot(to_each.to(y.dtype), y, acc)
@@ -108,62 +146,66 @@ def _max_sim_bwd_hard_kernel(
         else:
             # Zero times infinity is NaN: one token after the other, each to its winner alone.
             for one in range(total * 0, total):
-                its_item = begin + one // other_length
-                its_row = one % other_length
-                its_cell = its_item if PAIRS else own * step_own + its_item * step_other
-                its_winner = tl.load(other_argmax_ptr + its_cell * other_length + its_row)
-                its_c = _coefficients(
-                    other_scores_ptr, other_values_ptr, other_weights_ptr, its_cell, its_cell * other_length + its_row,
-                    its_item * other_length + its_row, its_winner >= 0, OTHER_VALUES, OTHER_WEIGHTS,
+                its_cell, its_at, its_token, its_first = _finders(
+                    one, total, own, begin, owners_ptr, other_length, stride_item, stride_row, step_own, step_other,
+                    PAIRS, OTHER_PACKED,
                 )  # fmt: skip
-                token = others_ptr + its_item * stride_item + its_row * stride_row + k
-                its = tl.load(token, mask=inside & (its_winner >= 0), other=0.0).to(tl.float32)
+                its_winner = tl.load(other_argmax_ptr + its_at)
+                its_c = _coefficients(
+                    other_scores_ptr, other_values_ptr, other_weights_ptr, its_cell, its_at, its_token,
+                    its_winner >= 0, OTHER_VALUES, OTHER_WEIGHTS,
+                )  # fmt: skip
+                its = tl.load(others_ptr + its_first + k, mask=inside & (its_winner >= 0), other=0.0).to(tl.float32)
                 hit = (r == its_winner) & (its_winner >= 0)
                 acc += tl.where(hit[:, None], its_c * its[None, :], 0.0)
-    to = grad_ptr + (own * own_length + r)[:, None] * dim + k[None, :]
+    to = grad_ptr + (own_first + r)[:, None] * dim + k[None, :]
     tl.store(to, acc.to(grad_ptr.dtype.element_ty), mask=mine[:, None] & inside[None, :])
 
 
 @triton.jit
 def _max_sim_bwd_soft_kernel(
-    owns_ptr, others_ptr, grad_ptr, own_mask_ptr, other_mask_ptr,
+    others_ptr, grad_ptr, blocks_ptr, own_cu_ptr, other_cu_ptr, owns_ptr, own_mask_ptr, other_mask_ptr,
     own_scores_ptr, own_values_ptr, own_maxima_ptr, own_weights_ptr,
     other_scores_ptr, other_values_ptr, other_maxima_ptr, other_weights_ptr,
     stride_own_item, stride_own_row, stride_item, stride_row,
     first, n_others, own_length, other_length, dim, step_own, step_other, rate,
     OWN: tl.constexpr, OTHER: tl.constexpr, PAIRS: tl.constexpr, PRECISION: tl.constexpr, NARROW: tl.constexpr,
+    OWN_PACKED: tl.constexpr, OTHER_PACKED: tl.constexpr,
     OWN_VALUES: tl.constexpr, OWN_WEIGHTS: tl.constexpr, OTHER_VALUES: tl.constexpr, OTHER_WEIGHTS: tl.constexpr,
     OWN_MASK: tl.constexpr, OTHER_MASK: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The same for soft maxima, which `maxima` hold; `rate` is log2(e) / temperature."""
-    own, r, k = _place(first, own_length, dim, BLOCK_R, BLOCK_D)
+    own, own_first, own_at, r, mine, k = _place(
+        first, own_length, stride_own_item, stride_own_row, dim, blocks_ptr, own_cu_ptr, OWN_PACKED, BLOCK_R, BLOCK_D
+    )
     inside = k < dim
-    mine = r < own_length
-    token = own * own_length + r
+    token = own_first + r
     keep_r = mine
     if OWN_MASK:
         keep_r = mine & (tl.load(own_mask_ptr + token, mask=mine, other=0) != 0)
-    own_rows = owns_ptr + own * stride_own_item + r.to(tl.int64) * stride_own_row
+    own_rows = owns_ptr + own_at + r.to(tl.int64) * stride_own_row
     begin = own if PAIRS else own * 0  # in 64 bits
     end = own + 1 if PAIRS else begin + n_others
     acc = tl.zeros((BLOCK_R, BLOCK_D), tl.float32)
     for other in range(begin, end):
         cell = own if PAIRS else own * step_own + other * step_other
         if OWN:
-            at = cell * own_length + r
+            at = (other * own_length + own_first if OWN_PACKED else cell * own_length) + r
             c = _coefficients(
                 own_scores_ptr, own_values_ptr, own_weights_ptr, tl.full((BLOCK_R,), cell, tl.int64), at, token, keep_r,
                 OWN_VALUES, OWN_WEIGHTS,
             )  # fmt: skip
             top = tl.load(own_maxima_ptr + at, mask=keep_r, other=0.0)
-        for start in range(0, other_length, BLOCK_F):
+        other_first, other_at, count = _span(other_cu_ptr, other, other_length, stride_item, stride_row, OTHER_PACKED)
+        other_to = own * other_length + other_first if OTHER_PACKED else cell * other_length
+        for start in range(0, count, BLOCK_F):
             f = start + tl.arange(0, BLOCK_F)
-            keep_f = f < other_length
-            other_token = other * other_length + f
+            keep_f = f < count
+            other_token = other_first + f
             if OTHER_MASK:
                 keep_f = keep_f & (tl.load(other_mask_ptr + other_token, mask=keep_f, other=0) != 0)
-            rows = others_ptr + other * stride_item + f.to(tl.int64) * stride_row
+            rows = others_ptr + other_at + f.to(tl.int64) * stride_row
             s = tl.zeros((BLOCK_R, BLOCK_F), tl.float32)
             for inner in range(0, dim, BLOCK_K):
                 n = inner + tl.arange(0, BLOCK_K)
@@ -174,7 +216,7 @@ def _max_sim_bwd_soft_kernel(
             if OWN:
                 p += c[:, None] * tl.exp2((s - top[:, None]) * rate)
             if OTHER:
-                at_f = cell * other_length + f
+                at_f = other_to + f
                 c_f = _coefficients(
                     other_scores_ptr, other_values_ptr, other_weights_ptr, tl.full((BLOCK_F,), cell, tl.int64), at_f,
                     other_token, keep_f, OTHER_VALUES, OTHER_WEIGHTS,
@@ -195,8 +237,11 @@ def _max_sim_bwd_soft_kernel(
 
 @dataclass(frozen=True)
 class Direction:
-    """Of one direction of the forward: gradients of scores `(Nq, Nd)` and values `(Nq, Nd, L)`; winners or soft maxima
-    `(Nq, Nd, L)`; weights `(N, L)`. In pairs Nd is 1. All dense."""
+    """Of one direction of the forward: gradients of scores `(Nq, Nd)` and of values; winners or soft maxima; weights.
+
+    Values and winners are `(Nq, Nd, L)`, or `(N of the other side, total)` where the tokens are packed. In pairs Nd
+    is 1. All dense.
+    """
 
     scores: Tensor
     values: Tensor | None
@@ -205,42 +250,42 @@ class Direction:
 
 
 def max_sim_backward(
-    q: Tensor,
-    d: Tensor,
-    masks: tuple[Tensor | None, Tensor | None],
-    weights: tuple[Tensor | None, Tensor | None],
+    q: Side,
+    d: Side,
     incoming: tuple[tuple[Tensor | None, ...], tuple[Tensor | None, ...]],
     *,
     temperature: float | None,
     pairs: bool,
     precision: str,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of q and d in their dtypes, for checked arguments; q and d are dense in their last axis.
+    """Gradients of the tokens of q and d in their dtypes, for checked arguments.
 
     Args:
-        masks, weights: of queries and of documents.
         incoming: for the forward and the reverse direction the gradients of scores (None: no part) and of values,
             and the argmax, which the hard form needs.
     """
-    kept = tuple(None if x is None else x.contiguous() for x in masks)
-    weighed = tuple(None if x is None else x.contiguous() for x in weights)
+    q, d = (
+        replace(x, mask=None if x.mask is None else x.mask.contiguous(),
+                weights=None if x.weights is None else x.weights.contiguous())
+        for x in (q, d)
+    )  # fmt: skip
     maxima: tuple[Tensor | None, ...] = (None, None)
     if temperature is not None:
         wanted = [x[0] is not None for x in incoming]
-        maxima = _soft_maxima(q, d, kept, wanted, temperature, pairs, precision)
+        maxima = _soft_maxima(q, d, wanted, temperature, pairs, precision)
     ahead, back = (
         None if given[0] is None else Direction(
             given[0].contiguous(), None if given[1] is None else given[1].contiguous(),
-            _dense(given[2] if top is None else top), weight,
+            _dense(given[2] if top is None else top), side.weights,
         )
-        for given, top, weight in zip(incoming, maxima, weighed, strict=True)
+        for given, top, side in zip(incoming, maxima, (q, d), strict=True)
     )  # fmt: skip
     grads = []
-    for own, other, by_own, by_other, mask in ((q, d, ahead, back, kept), (d, q, back, ahead, kept[::-1])):
-        grad = torch.empty_like(own, memory_format=torch.contiguous_format)
-        steps = (d.shape[0], 1) if own is q else (1, d.shape[0])
+    for own, other, by_own, by_other in ((q, d, ahead, back), (d, q, back, ahead)):
+        grad = torch.empty_like(own.tokens, memory_format=torch.contiguous_format)
+        steps = (d.number, 1) if own is q else (1, d.number)
         if grad.numel() > 0:
-            _launch(own, other, grad, (by_own, by_other), mask, steps, temperature, pairs, precision)
+            _launch(own, other, grad, (by_own, by_other), steps, temperature, pairs, precision)
         grads.append(grad)
     return grads[0], grads[1]
 
@@ -251,73 +296,102 @@ def _dense(x: Tensor | None) -> Tensor:
 
 
 def _soft_maxima(
-    q: Tensor, d: Tensor, masks: tuple[Tensor | None, ...], wanted: list[bool], temperature: float, pairs: bool,
-    precision: str,
+    q: Side, d: Side, wanted: list[bool], temperature: float, pairs: bool, precision: str
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Soft maxima `(Nq, Nd, L)` of both directions as far as they are wanted: as large as the hard form's argmax."""
+    """Soft maxima of both directions as far as they are wanted: as large as the hard form's argmax."""
     found: list[Tensor | None] = []
-    sides = Side(q, masks[0]), Side(d, masks[1])
+    sides = replace(q, weights=None), replace(d, weights=None)
     for (one, other), on in zip((sides, sides[::-1]), wanted, strict=True):
         if not on:
             found.append(None)
             continue
-        grid = (one.number, 1 if pairs else other.number)
-        values = one.tokens.new_zeros((*grid, one.length), dtype=torch.float32)
+        grid, packed = (one.number, 1 if pairs else other.number), one.cu_seqlens is not None
+        shape = (other.number, one.tokens.shape[0]) if packed else (*grid, one.length)
+        values = one.tokens.new_zeros(shape, dtype=torch.float32)
         nothing, places = values.new_empty(0), values.new_empty(0, dtype=torch.int32)
         if values.numel():
             outputs = (values.new_empty(grid), nothing, places, values, places, nothing)
             score_sides(one, other, outputs, temperature, pairs, precision)
-        found.append(values if pairs or one is sides[0] else values.transpose(0, 1).contiguous())
+        found.append(values if pairs or packed or one is sides[0] else values.transpose(0, 1).contiguous())
     return found[0], found[1]
 
 
 def _launch(
-    own: Tensor, other: Tensor, grad: Tensor, directions: tuple[Direction | None, Direction | None],
-    masks: tuple[Tensor | None, ...], steps: tuple[int, int], temperature: float | None, pairs: bool, precision: str,
+    own: Side,
+    other: Side,
+    grad: Tensor,
+    directions: tuple[Direction | None, Direction | None],
+    steps: tuple[int, int],
+    temperature: float | None,
+    pairs: bool,
+    precision: str,
 ) -> None:
     """Fill `grad`, that of `own`."""
     mine, theirs = directions
-    if other.shape[0] == 0 or other.shape[1] == 0:
+    if other.number == 0 or other.length == 0:
         grad.zero_()
         return
-    soft, narrow = temperature is not None, own.dtype == torch.bfloat16
+    soft, dtype, dim = temperature is not None, own.tokens.dtype, own.tokens.shape[-1]
     plan = plan_max_sim_backward(
-        own.shape[1], own.shape[2], own.dtype, soft=soft, scatter=soft or theirs is not None,
-        aligned=all(stride * x.itemsize % 16 == 0 for x in (own, other) for stride in x.stride()[:2]),
+        own.length, dim, dtype, soft=soft, scatter=soft or theirs is not None,
+        aligned=all(stride * dtype.itemsize % 16 == 0 for x in (own, other) for stride in x.strides),
     )  # fmt: skip
-    # Products of float16 go through TF32, whose range the small coefficients need.
-    precise = "tf32" if own.dtype == torch.float16 else precision
+    blocks, owners = _blocks(own, grad, plan.block_r), None
+    if not soft and theirs is not None and other.cu_seqlens is not None:
+        owners = torch.repeat_interleave(other.cu_seqlens.diff())
     of_own, of_other = ([None] * 4 if x is None else [x.scores, x.values, x.places, x.weights] for x in directions)
     # Unused pointers still need something to point at.
-    results = [grad if x is None else x for x in (*of_own, *of_other)]
+    tables, results = (
+        [grad if x is None else x for x in given]
+        for given in ((blocks, own.cu_seqlens, other.cu_seqlens), (*of_own, *of_other))
+    )
     switches: dict[str, Any] = {
-        "OWN": mine is not None, "OTHER": theirs is not None, "PAIRS": pairs, "PRECISION": precise, "NARROW": narrow,
+        # Products of float16 go through TF32, whose range the small coefficients need.
+        "PRECISION": "tf32" if dtype == torch.float16 else precision, "NARROW": dtype == torch.bfloat16,
+        "OWN": mine is not None, "OTHER": theirs is not None, "PAIRS": pairs,
+        "OWN_PACKED": own.cu_seqlens is not None, "OTHER_PACKED": other.cu_seqlens is not None,
         "OWN_VALUES": of_own[1] is not None, "OWN_WEIGHTS": of_own[3] is not None,
         "OTHER_VALUES": of_other[1] is not None, "OTHER_WEIGHTS": of_other[3] is not None,
         "BLOCK_R": plan.block_r, "BLOCK_F": plan.block_f, "BLOCK_D": plan.block_d,
         "num_warps": plan.num_warps, "num_stages": plan.num_stages, "maxnreg": plan.max_registers,
     }  # fmt: skip
-    lengths = (other.shape[0], own.shape[1], other.shape[1], own.shape[2], *steps)
-    programs = own.shape[0] * triton.cdiv(own.shape[1], plan.block_r) * triton.cdiv(own.shape[2], plan.block_d)
+    lengths = (other.number, own.tokens.shape[-2], other.tokens.shape[-2], dim, *steps)
+    n_blocks = own.number * triton.cdiv(own.length, plan.block_r) if blocks is None else blocks.shape[0]
+    programs = n_blocks * triton.cdiv(dim, plan.block_d)
     if not soft:
-        finite = grad if theirs is None else _all_finite(other, masks[1])
+        finite = grad if theirs is None else _all_finite(other, owners)
     for first in range(0, programs, MAX_PROGRAMS):
         grid = (min(MAX_PROGRAMS, programs - first),)
         if temperature is None:
             _max_sim_bwd_hard_kernel[grid](
-                other, grad, finite, *results, *other.stride()[:2], first, *lengths, **switches
-            )
+                other.tokens, grad, *tables, grad if owners is None else owners, finite, *results, *other.strides,
+                first, *lengths, **switches,
+            )  # fmt: skip
             continue
-        bits = [grad if x is None else x.view(torch.uint8) for x in masks]
+        bits = [grad if x.mask is None else x.mask.view(torch.uint8) for x in (own, other)]
         _max_sim_bwd_soft_kernel[grid](
-            own, other, grad, *bits, *results, *own.stride()[:2], *other.stride()[:2], first, *lengths,
-            LOG2_E.value / temperature, OWN_MASK=masks[0] is not None, OTHER_MASK=masks[1] is not None,
+            other.tokens, grad, *tables, own.tokens, *bits, *results, *own.strides, *other.strides, first, *lengths,
+            LOG2_E.value / temperature, OWN_MASK=own.mask is not None, OTHER_MASK=other.mask is not None,
             BLOCK_K=plan.block_k, **switches,
         )  # fmt: skip
 
 
-def _all_finite(tokens: Tensor, mask: Tensor | None) -> Tensor:
+def _blocks(own: Side, grad: Tensor, block_r: int) -> Tensor | None:
+    """Of packed items, (item, first row) of each program's block of rows; rows of no item get their gradient, 0."""
+    if own.cu_seqlens is None:
+        return None
+    grad[int(own.cu_seqlens[-1]) :] = 0
+    counts = (own.cu_seqlens.diff() + block_r - 1) // block_r
+    item = torch.repeat_interleave(counts)
+    before = (counts.cumsum(0) - counts)[item]
+    return torch.stack((item, (torch.arange(item.shape[0], device=item.device) - before) * block_r), 1)
+
+
+def _all_finite(side: Side, owners: Tensor | None) -> Tensor:
     """One int32 on the device: whether all kept tokens are free of infinities and NaN."""
+    tokens, mask = side.tokens, side.mask
+    if owners is not None:  # rows of no item may hold anything
+        tokens, mask = tokens[: owners.shape[0]], None if mask is None else mask[: owners.shape[0]]
     # A sum over a row is finite only if the row is, unless it overflows, which the slower way survives.
     finite = tokens.sum(-1, dtype=torch.float32).isfinite()
     return (finite if mask is None else finite | ~mask).all().to(torch.int32)

@@ -202,12 +202,16 @@ def plan_max_sim_backward(
     if dtype == torch.float32:
         block_r = 16 if length <= 16 or not scatter else 32
         return BackwardPlan(block_r, 16, min(block_k, 32), min(block_d, 64), 4, 1, 255)
+    # float16 goes by way of float32, whose numbers take registers, as do addresses of rows that are not aligned.
+    by_way_of_float32 = dtype == torch.float16
     if not scatter:
-        return BackwardPlan(16, 16, block_k, block_d, 4, 2, None)
+        return BackwardPlan(16, 16, block_k, block_d, 4, 2, 128 if by_way_of_float32 else None)
     block_r = 64 if length <= 64 or soft else 128
+    if by_way_of_float32 and not soft and not aligned:
+        block_d = min(block_d, 32)
     block_f = 64 if soft and dtype == torch.bfloat16 else 32
     num_warps = 4 if block_r == 64 and not soft and dtype == torch.bfloat16 else 8
-    return BackwardPlan(block_r, block_f, block_k, block_d, num_warps, 3, None)
+    return BackwardPlan(block_r, block_f, block_k, block_d, num_warps, 3, 255 if by_way_of_float32 else None)
 
 
 @dataclass(frozen=True)

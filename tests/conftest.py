@@ -7,6 +7,7 @@ import os
 import random
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 # Before anything imports huggingface_hub, which reads them at import: a look-up that would go out fails
@@ -82,3 +83,17 @@ def seeds() -> None:
     random.seed(SEED)
     np.random.seed(SEED)  # third parties use the global generator
     torch.manual_seed(SEED)
+
+
+@pytest.fixture(scope="session")
+def exported_scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded model with its trained heads as a folder of graphs in fp32; not to be changed."""
+    from engine.encoders.registry import load_encoder
+    from engine.export.folder import ExportSettings, export_model
+    from engine.heads.tflocal import TFLocal, TFLocalConfig
+
+    place = tmp_path_factory.mktemp("export")
+    config = TFLocalConfig(layers=2, width=64, reach=1, image_layers=(4,), text_layers=(7, 8))
+    local = TFLocal.build(load_encoder("scenes", device="cpu").spec, config, seed=1).save(place / "tflocal.safetensors")
+    settings = ExportSettings(heads=("max_sim_head", "peakpatch", str(local)))
+    return export_model("scenes", place / "scenes", settings)

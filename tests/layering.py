@@ -66,7 +66,9 @@ GLOBAL_CALLS = frozenset(
 )
 TAKING_BACK = {"torch.manual_seed": "fork_rng", "warnings": "catch_warnings"}
 # Where such a call is what the user asked for and is taken back at the end.
-TAKEN_BACK = frozenset((f"engine.training.{run}", "torch.set_num_threads") for run in ("scenes", "heads"))
+TAKEN_BACK = frozenset(
+    (f"engine.{run}", "torch.set_num_threads") for run in ("training.scenes", "training.heads", "retrieval.forks")
+)
 VAGUE_NAMES = frozenset({"legacy", "v2", "new", "utils", "helpers", "misc"})
 IMPORTING_CALLS = frozenset({"importlib.import_module", "import_module", "__import__"})
 LEAVING_CALLS = frozenset({"sys.exit", "os._exit", "exit", "quit", "os.abort"})

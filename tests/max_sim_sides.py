@@ -130,7 +130,7 @@ def check_batch(d: Side, temperature: float | None, full: bool) -> None:
     values = empty(*places) if full else nothing
     scores = empty(*grid)
     outputs = (scores, nothing, argmax, values, nothing.int(), nothing)
-    launch_stationary(replace(plan, queries=17, programs=2), q, d, outputs, temperature)
+    launch_stationary(replace(plan, queries=17, programs=(d.number + 1) // 2), q, d, outputs, temperature)
     for j, (b, keep) in enumerate(items(d)):
         wanted = reference.max_sim(
             q.tokens.float(), b[None].float(), q.mask, keep[None], q.weights, None, temperature=temperature,
@@ -144,9 +144,10 @@ def check_batch(d: Side, temperature: float | None, full: bool) -> None:
 
 
 def check_batches() -> None:
-    plain = Side(torch.randn(3, 130, 72).half())
-    plain.tokens[1, 129, 5] = math.nan
-    plain.tokens[2, 7, 0] = math.inf
+    # Few: the interpreter takes a maximum that keeps NaN number by number.
+    plain = Side(torch.randn(2, 130, 72).half())
+    plain.tokens[0, 129, 5] = math.nan
+    plain.tokens[1, 7, 0] = math.inf
     check_batch(plain, None, False)
     for temperature in (None, 0.3):
         some = packed([3, 0, 140, 1, 65], 24, 0.7)

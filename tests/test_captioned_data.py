@@ -140,7 +140,7 @@ def test_other_data_is_refused_by_a_run(tmp_path, engine):
     with pytest.raises(ValueError, match="was written with other settings"):
         train_head(head, captioned_data(engine, head.needs(), fewer, tmp_path / "features"), config)
     quads = replace(config, loss="quads", output=tmp_path / "other")
-    message = "loss 'quads' needs 2 images and 2 texts an item, got 1 and 2; these data fit batch or captions"
+    message = "loss 'quads' needs 2 images and 2 texts an item, got 1 and 2; these data fit auto"
     with pytest.raises(ValueError, match=message):
         train_head(head, captioned_data(engine, head.needs(), read, tmp_path / "features"), quads)
 

@@ -8,15 +8,25 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from engine.cli.main import main
+from engine.cli.peak_patch_training import TrainECN, TrainPeakPatch, TrainSCN
+from engine.cli.training import OnQuads, TrainHead
+from engine.cli.training_data import OnData
 from engine.encoders.scenes import load_scenes
+from engine.heads.ecn import ECNConfig
 from engine.heads.linear import LinearAlignmentConfig
 from engine.heads.max_sim_head import MaxSimHeadConfig
-from engine.heads.registry import load_head
+from engine.heads.peak_patch import PeakPatchConfig
+from engine.heads.registry import load_head, load_window_head
+from engine.heads.scn import SCNConfig
 from engine.heads.tfglobal import TFGlobalConfig
 from engine.heads.tflocal import TFLocalConfig
+from engine.heads.window_head import WindowHeadConfig
 from engine.training.heads import HeadTrainConfig
+from engine.training.scenes import ScenesTrainConfig
+from engine.training.windows import WindowObjective, WindowPictures
 
 SMALL = ("--items", "3", "--categories", "color", "size", "--steps", "2", "--batch-size", "2", "--skip-figures")
 
@@ -66,22 +76,55 @@ def test_finetune_writes_a_model(tmp_path, capsys):
     assert load_scenes(tmp_path / "run").spec.fingerprint != load_scenes().spec.fingerprint
 
 
-@pytest.mark.parametrize("kind", ["max_sim_head", "tflocal", "tfglobal", "linear", "finetune"])
+def test_window_head_makes_regions_for_sgi(tmp_path, capsys):
+    small = ("--pictures", "4", "--windows", "2", "--steps", "2", "--batch-size", "2", "--layers", "4", "5")
+    folders = ("--features", str(tmp_path / "features"), "--output", str(tmp_path / "run"))
+    assert main(["train", "window_head", *small, *folders, "--figure-items", "2"]) == 0
+    done = capsys.readouterr()
+    path = tmp_path / "run" / "window_head.safetensors"
+    assert f"--option crops=windows --option full_image=False --option head={path}" in " ".join(done.out.split())
+    assert "peaksim: features of windows: 4/4" in done.err and "group_material " in done.err
+    assert load_window_head(path).encoder == "scenes"
+    # Of pictures of one's own, too.
+    Image.new("RGB", (120, 80), "red").save(tmp_path / "a.png")
+    Image.new("RGB", (64, 64), "blue").save(tmp_path / "b.png")
+    folders = ("--features", str(tmp_path / "features"), "--output", str(tmp_path / "own"))
+    assert main(["train", "window_head", "--images", str(tmp_path), *small, *folders]) == 0
+    done = capsys.readouterr()
+    assert "peaksim: features of windows: 2/2" in done.err and "group" not in done.err
+    call = ["eval", "scenes", "--limit", "2", "--scorer", "sgi", "--option", "crops=windows", "--json"]
+    assert main([*call, "--option", f"head={path}"]) == 0
+    assert json.loads(capsys.readouterr().out)
+
+
+HEADS = ("max_sim_head", "tflocal", "tfglobal", "linear", "window_head", "peakpatch", "ecn", "scn")
+KINDS = ("scenes", *HEADS, "finetune")
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_help_shows_every_option(capsys, kind):
     assert main(["train", kind, "--help"]) == 0
     shown = capsys.readouterr().out
     assert "--json" in shown and "--learning-rate" in shown and "``" not in shown and "(default: None)" not in shown
+    assert "noqa" not in shown
 
 
 @pytest.mark.parametrize(
-    "kind", [HeadTrainConfig, MaxSimHeadConfig, TFLocalConfig, TFGlobalConfig, LinearAlignmentConfig]
+    "kind",
+    [
+        *(HeadTrainConfig, ScenesTrainConfig, MaxSimHeadConfig, TFLocalConfig, TFGlobalConfig, LinearAlignmentConfig),
+        *(WindowHeadConfig, WindowPictures, WindowObjective),
+        *(ECNConfig, SCNConfig, PeakPatchConfig, TrainHead, TrainPeakPatch, TrainECN, TrainSCN, OnQuads, OnData),
+    ],
 )
-def test_every_option_has_words(kind):
+def test_every_option_has_words_on_one_line(kind):
     body = ast.parse(inspect.getsource(kind)).body[0].body
     for place, line in enumerate(body):
-        if isinstance(line, ast.AnnAssign):
+        if isinstance(line, ast.AnnAssign) and not ast.unparse(line.annotation).startswith("ClassVar"):
             words = body[place + 1]
             assert isinstance(words, ast.Expr) and isinstance(words.value.value, str), line.target.id
+            # Help breaks its lines where the source does.
+            assert "\n" not in words.value.value, line.target.id
 
 
 def test_a_wrong_call_is_one_line(tmp_path, capsys):

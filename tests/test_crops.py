@@ -170,6 +170,23 @@ def test_tiny_images_can_be_filled_and_cropped(size: tuple[int, int]) -> None:
         assert len(crops(image, boxes, mode=mode)) == 35
 
 
+def test_boxes_are_pasted_where_they_are_told() -> None:
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (8, 10, 3), dtype=np.uint8))
+    boxes = [(0, 0, 4, 3), (5, 2, 12, 7)]
+    sheets = crops(image, boxes, mode="native", canvas=(9, 11), fill=(1, 2, 3), place=[(7, 6), (2, 0)])
+    for sheet, (x0, y0, x1, y1), (left, top) in zip(sheets, boxes, [(7, 6), (2, 0)], strict=True):
+        expected = np.full((9, 11, 3), (1, 2, 3), dtype=np.uint8)
+        inside = np.asarray(image)[y0:y1, x0:x1]
+        expected[top : top + inside.shape[0], left : left + inside.shape[1]] = inside
+        assert np.array_equal(np.asarray(sheet), expected)
+    with pytest.raises(ValueError, match="place must have a corner for each of 2 boxes, got 1"):
+        crops(image, boxes, mode="native", place=[(0, 0)])
+    with pytest.raises(ValueError, match=r"put the box of 3 x 4 on the canvas \(8, 10\), got the corner .* = \(7, 0\)"):
+        crops(image, boxes[:1], mode="native", place=[(7, 0)])
+    with pytest.raises(ValueError, match='canvas and place are for mode="native"'):
+        crops(image, boxes[:1], place=[(7, 0)])
+
+
 def test_the_same_place_on_a_canvas_of_one_colour() -> None:
     image = picture(12, 12)
     sheet = np.asarray(crop(image, (0, 0, 6, 6), mode="native", fill=(1, 2, 3), place="same"))

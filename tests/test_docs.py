@@ -64,7 +64,15 @@ def test_python_runs(shell: Shell, capsys: pytest.CaptureFixture[str]):
     assert "projected" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("page", PAGES)
+def test_the_example_of_shards_runs():
+    (block,) = blocks("scale.md", "python")
+    names: dict[str, object] = {}
+    exec(compile(block, "scale.md", "exec"), names)
+    best = names["best"]
+    assert isinstance(best, list) and best[0].id == "blue" and best[0].score >= best[1].score
+
+
+@pytest.mark.parametrize("page", (*PAGES, "scale.md", "index_format.md"))
 def test_links_lead_somewhere(page: str):
     for target in re.findall(r"\]\(([^)#]+)\)", read(page)):
         assert target.startswith("https://arxiv.org/") or (ROOT / "docs" / target).is_file(), target

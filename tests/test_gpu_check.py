@@ -38,13 +38,16 @@ def test_a_dry_run_goes_through_everything(tmp_path: Path) -> None:
     status, report, output = dry_run(tmp_path)
     assert status == 0 and report["wrong"] == [] and report["left_out"] == [], output
     assert report["dry"] and {"python", "torch", "triton"} <= set(report["versions"])
-    assert report["reproducible"] == {"hard": True, "soft": True}
+    forms = ("hard", "hard, packed", "soft", "soft, packed")
+    assert report["reproducible"] == dict.fromkeys(forms, True)
     names = {row["name"].split()[0] for row in report["parity"]}
     assert names >= {"max_sim", "max_sim_pairs", "window_attention", "peak_patch_features", "peak_patch_correct",
-                     "peak_patch_pairs", "centroid", "crop_batch", "max_sim_contrastive"}  # fmt: skip
+                     "peak_patch_pairs", "centroid", "crop_batch", "max_sim_contrastive", "max_sim_varlen",
+                     "max_sim_topk", "max_sim_int8"}  # fmt: skip
     assert all(row["forward"] <= 1 for row in report["parity"])
     assert {row["name"] for row in report["speed"]} >= {
-        "one query", "training, hard", "training, soft", "contrastive loss, hard", "contrastive loss, soft",
+        "one query", "training, hard", "training, soft", "training, packed, hard",
+        "contrastive loss, hard", "contrastive loss, soft",
     }  # fmt: skip
     assert all(row["ours_ms"] > 0 and row["ratios"]["torch"] > 0 for row in report["speed"] if "torch" in row["ratios"])
 

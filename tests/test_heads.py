@@ -37,6 +37,17 @@ def test_a_saved_head_comes_back_and_scores_the_same(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", KINDS)
+def test_a_head_stored_in_float16_takes_half_the_room_and_scores_alike(name, tmp_path):
+    head = built(name).eval()
+    head.save(tmp_path / "half.safetensors", half=True)
+    assert all(tensor.dtype == torch.float16 for tensor in read_head(tmp_path / "half.safetensors").state.values())
+    again = load_head(tmp_path / "half.safetensors")
+    assert all(weight.dtype == torch.float32 for weight in again.parameters())
+    images, texts = make_images(3), make_texts(4)
+    torch.testing.assert_close(again.matrix(images, texts), head.matrix(images, texts), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_pairs_are_the_diagonal_and_both_are_float32(name):
     head = built(name).eval()
     images, texts = make_images(4), make_texts(4)

@@ -20,7 +20,7 @@ from engine.training.heads import HeadTrainConfig, train_head
 from tests import tiny_open_clip, tiny_transformers
 
 ENCODERS = ("open_clip:clip", "open_clip:siglip", "transformers:clip", "transformers:siglip2")
-KINDS = ("linear", "max_sim_head", "tflocal")
+KINDS = ("linear", "max_sim_head", "tfglobal", "tflocal")
 # The tiny tokenizers of transformers know letters alone: captions are longer than the context.
 pytestmark = pytest.mark.filterwarnings("ignore:encode_texts. longer than the model's context")
 QUADS = ScenesQuads(items=8, categories=("color",))

@@ -165,6 +165,29 @@ def test_packed_items(backend: str) -> None:
 
 
 @per_backend
+@pytest.mark.parametrize("n", [0, 1, 5, 40])
+def test_pairs_are_the_diagonal(backend: str, n: int) -> None:
+    if INTERPRETED:
+        n = min(n, 5)
+    q, d = codes(n, 3, 21), codes(n, 6, 21)
+    if n:
+        d.scales[0, 4] = nan
+    for options in (
+        {},
+        {"q_mask": torch.rand(n, 3) < 0.6, "d_mask": torch.rand(n, 6) < 0.4, "q_weights": torch.rand(n, 3)},
+    ):
+        whole, got = run(backend, q, d, **options), run(backend, q, d, pairs=True, **options)
+        with forced(backend) as name:
+            plain = max_sim_int8(q, d, pairs=True, backend=name, **options)
+        assert got.scores.shape == (n,) and got.argmax.shape == got.values.shape == (n, 3)
+        assert torch.equal(plain.nan_to_num(7e30), got.scores.nan_to_num(7e30))
+        for name, x in got._asdict().items():
+            if x is not None:
+                wanted = torch.stack([getattr(whole, name)[i, i] for i in range(n)]) if n else x
+                assert_close(x, wanted, what=name)
+
+
+@per_backend
 def test_strided_codes(backend: str) -> None:
     q, d = codes(3, 4, 10), codes(5, 6, 10)
     wanted = run(backend, q, d)
@@ -190,16 +213,17 @@ def test_many_queries_and_long_documents(backend: str) -> None:
 
 @per_backend
 def test_the_best_are_the_head_of_all(backend: str) -> None:
-    q, d = codes(3, 4, 12), codes(40, 6, 12)
-    masks = {"d_mask": torch.rand(40, 6) < 0.7, "q_mask": torch.rand(3, 4) < 0.9, "q_weights": torch.rand(3, 4)}
+    n = 15 if INTERPRETED else 40
+    q, d = codes(3, 4, 12), codes(n, 6, 12)
+    masks = {"d_mask": torch.rand(n, 6) < 0.7, "q_mask": torch.rand(3, 4) < 0.9, "q_weights": torch.rand(3, 4)}
     bounds = torch.tensor([0, 5, 5, 30, 31, 90])
     packed = QuantizedTokens(d.codes.flatten(0, 1), d.scales.flatten())
     with forced(backend) as name:
-        for k in (1, 7, 50):
+        for k in (7, 50) if INTERPRETED else (1, 7, 50):
             got = max_sim_topk(q, d, k, **masks, backend=name)
             order = max_sim_int8(q, d, **masks, backend=name).sort(dim=1, descending=True, stable=True)
-            assert torch.equal(got.scores[:, :40], order.values[:, :k])
-            assert torch.equal(got.indices[:, :40], order.indices[:, :k]) and (got.indices[:, 40:] == -1).all()
+            assert torch.equal(got.scores[:, :n], order.values[:, :k])
+            assert torch.equal(got.indices[:, :n], order.indices[:, :k]) and (got.indices[:, n:] == -1).all()
             got = max_sim_topk(q, packed, k, d_cu_seqlens=bounds, backend=name)
             order = max_sim_int8(q, packed, d_cu_seqlens=bounds, backend=name).sort(dim=1, descending=True, stable=True)
             assert torch.equal(got.scores[:, :5], order.values[:, :k])
@@ -259,6 +283,9 @@ Q, D = codes(2, 3, 4), codes(5, 6, 4)
     ({"d": QuantizedTokens(D.codes[0], D.scales[0]), "d_cu_seqlens": torch.tensor([0, 7])}, ValueError,
      "d_cu_seqlens must end at 6, the number of rows, or before, got 7"),
     ({"backend": "triton"}, ValueError, "backend 'triton' takes CUDA tensors, got cpu"),
+    ({"pairs": True}, ValueError, "q and d must be equal in number, got 2 and 5"),
+    ({"pairs": True, "d": QuantizedTokens(D.codes[0], D.scales[0]), "d_cu_seqlens": torch.tensor([0, 6])}, ValueError,
+     "pairs are of dense sides and need d_cu_seqlens=None, got boundaries"),
 ])  # fmt: skip
 def test_refusals(change: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=f"^max_sim_int8: {message}$"):
@@ -283,10 +310,12 @@ def test_unknown_instruction_sets_are_refused(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("backend", ["cpp", "reference"])
 def test_opcheck(backend: str) -> None:
     tensors = (Q.codes, D.codes, Q.scales, D.scales)
-    torch.library.opcheck(max_sim_int8_op, (*tensors, *(None,) * 4, torch.rand(2, 3), True, True, backend))
+    torch.library.opcheck(max_sim_int8_op, (*tensors, *(None,) * 4, torch.rand(2, 3), False, True, True, backend))
+    pairs = (Q.codes, D.codes[:2], Q.scales, D.scales[:2])
+    torch.library.opcheck(max_sim_int8_op, (*pairs, *(None,) * 5, True, True, True, backend))
     bounds = torch.tensor([0, 4, 6])
     packed = (Q.codes, D.codes[0], Q.scales, D.scales[0], None, bounds)
-    torch.library.opcheck(max_sim_int8_op, (*packed, None, None, None, True, False, backend))
+    torch.library.opcheck(max_sim_int8_op, (*packed, None, None, None, False, True, False, backend))
     torch.library.opcheck(max_sim_topk_op, (*packed, None, None, None, 3, None, "ieee", backend))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from typing import Any
 
 import numpy as np
@@ -107,9 +106,9 @@ def test_inference_writes_no_alignment(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(reference, "empty_outputs", spy)
     q = Q.clone().requires_grad_()
-    max_sim(q.detach(), D)
+    max_sim(q.detach(), D, symmetric=True)
     with torch.no_grad():
-        max_sim(q, D)
+        max_sim(q, D, symmetric=True)
     max_sim(q, D, temperature=0.1)
     max_sim(q, D)
     assert asked == [False, False, False, True]
@@ -189,32 +188,6 @@ def test_threads_change_no_digit() -> None:
     for other in results[1:]:
         assert torch.equal(results[0].scores, other.scores)
         assert torch.equal(results[0].reverse_scores, other.reverse_scores)
-
-
-def test_other_threads_run_meanwhile() -> None:
-    """The GIL is released: a Python thread counts while a long call runs."""
-    q, d = many(4000)
-    d_mask = torch.ones(d.shape[:2], dtype=torch.bool)
-    counted, stop = [0], threading.Event()
-
-    def count() -> None:
-        while not stop.is_set():
-            counted[0] += 1
-
-    thread = threading.Thread(target=count)
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-4)
-    thread.start()
-    try:
-        before = counted[0]
-        max_sim(q, d, d_mask=d_mask)
-        during = counted[0] - before
-    finally:
-        stop.set()
-        thread.join()
-        sys.setswitchinterval(interval)
-    # Handing the GIL back and forth at the call's ends alone would leave a few switch intervals' worth.
-    assert during > 10_000
 
 
 def test_works_in_a_forked_child() -> None:

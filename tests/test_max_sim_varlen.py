@@ -211,6 +211,38 @@ def test_scores_alone_have_gradients_and_reproduce(backend: str) -> None:
         assert_close(actual, expected, dtype=torch.float32, scale=5)
 
 
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "reference"])
+@hard_and_soft
+def test_gradients_of_items_of_several_blocks(backend: str, temperature: float | None) -> None:
+    """Items longer than a program's rows among shorter ones and empty ones, on both sides."""
+    lengths = ([0, 35, 2], [1, 0, 40, 0]) if INTERPRETED else ([0, 150, 2, 65, 0], [1, 0, 170, 0, 64, 129])
+    case = random_case(*lengths, 33, beyond=3)
+    case["q"][-3:], case["d"][-3:] = NAN, INF
+    upstream = upstream_of(case)
+    got, wanted = (gradients(name, case, upstream, temperature=temperature) for name in (backend, "reference"))
+    for k, (actual, expected) in enumerate(zip(got, wanted, strict=True)):
+        assert_close(actual, expected, dtype=torch.float32, scale=20, what=f"leaf {k}")
+        assert (actual[-3:] == 0).all()
+
+
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "reference"])
+@hard_and_soft
+@pytest.mark.parametrize("bad", [NAN, INF])
+def test_gradients_that_are_not_finite_stay_in_their_items(backend: str, temperature: float | None, bad: float) -> None:
+    case = random_case([2, 3, 0], [4, 1, 5], 6)
+    case["q_mask"][:], case["d_mask"][:] = True, True
+    for name in ("q", "d"):
+        case[name] = case[name].abs() + 0.1
+    case["d"][6, 2] = bad  # of the third document
+    case["q"][1, 4] = bad  # of the first query
+    upstream = upstream_of(case)
+    upstream[2:] = [torch.zeros_like(x) for x in upstream[2:]]
+    got, wanted = (gradients(name, case, upstream, temperature=temperature)[:2] for name in (backend, "reference"))
+    for actual, expected in zip(got, wanted, strict=True):
+        assert torch.equal(actual.isnan(), expected.isnan())
+        assert_close(actual, expected, dtype=torch.float32, scale=20)
+
+
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Case, list[int], list[int]]:
     lengths = st.lists(st.integers(0, 9), min_size=1, max_size=5)

@@ -93,6 +93,31 @@ def test_tflocal_is_a_plain_transformer_over_each_pair():
         torch.testing.assert_close(head.matrix(images, texts), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_a_patch_is_read_with_those_within_reach_and_no_others():
+    head = TFLocal.build(FACTS, TFLocalConfig(layers=1, width=16, heads=2, reach=1)).eval()
+    assert head.around is not None and TFLocal.build(FACTS).around is None
+    seen: list[torch.Tensor] = []
+    head.around.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    images, texts = make_images(1), make_texts(2)
+    states = images.hidden[2].clone()
+    states[:, 1] += torch.arange(16.0)  # the patch in the first row and column of 2 × 3
+    before, after = head.matrix(images, texts), head.matrix(replace(images, hidden={2: states}), texts)
+    changed = (seen[0] - seen[1]).abs().amax(dim=-1)[0] > 1e-6
+    assert changed.tolist() == [True, True, False] * 2
+    assert (before - after).abs().max() > 1e-6
+    with pytest.raises(ValueError, match="TFLocalConfig: reach must be at least 0, got -1"):
+        TFLocalConfig(reach=-1)
+
+
+def test_bfloat16_is_attended_as_float32_is():
+    head = TFLocal.build(FACTS, TFLocalConfig(layers=2, width=16, heads=2)).eval()
+    images, texts = make_images(3), make_texts(4)
+    expected = head.matrix(images, texts)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = head.matrix(images, texts)
+    assert 0 < (found - expected).abs().max() < 0.05 * expected.abs().max()
+
+
 def test_blocks_of_pairs_change_nothing(monkeypatch):
     head = TFLocal.build(FACTS, TFLocalConfig(layers=2)).eval()
     images, texts = make_images(3), make_texts(4)

@@ -75,6 +75,7 @@ def test_a_head_is_trained_stopped_stored_and_served(family, encoders, tmp_path)
     def stop(text: str) -> None:
         raise KeyboardInterrupt
 
+    before = numbers(engine)
     data = negation_data(engine, new_head().needs(), rows, tmp_path / "features")
     first = settings("first", 3)
     whole = load_head(train_peak_patch(new_head(), data, settings("whole", 10), pretraining=first))
@@ -85,6 +86,14 @@ def test_a_head_is_trained_stopped_stored_and_served(family, encoders, tmp_path)
     assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in whole.state_dict().items())
     scores = engine.score([rows[0].source()], list(TEXTS), scorer=PeakPatchScorer(str(path)))
     assert scores.shape == (1, len(TEXTS)) and bool(scores.isfinite().all())
+    assert all(torch.equal(a, b) for a, b in zip(before, numbers(engine), strict=True))
+
+
+def numbers(engine: Engine) -> list[torch.Tensor]:
+    """A copy of every parameter and buffer of the encoder."""
+    modules = [value for value in vars(engine.encoder).values() if isinstance(value, torch.nn.Module)]
+    assert modules
+    return [tensor.clone() for module in modules for tensor in module.state_dict().values()]
 
 
 # The tiny models' context is short.

@@ -12,6 +12,7 @@ NAMES = [
     "Explanation",
     "GlobalCosine",
     "ImageFeatures",
+    "Index",
     "Match",
     "MaxSim",
     "Needs",

@@ -58,6 +58,12 @@ def test_commands_run(command, folder, capsys):
     words = shlex.split(re.sub(r"--model \S+", "--model scenes", command), comments=True)[1:]
     if words[:2] == ["eval", "scenes"]:
         words += ["--limit", "2"]
+    if words[0] == "index" and words[1] != "create":
+        words = [word for word in words if "*" not in word]
+        assert main(["index", "create", "photos.index"]) == 0
+        if words[1] != "add":
+            assert main(["index", "add", "photos.index", "photos/"]) == 0
+        capsys.readouterr()
     code = main(words)
     said = capsys.readouterr()
     assert code == 0, said.err

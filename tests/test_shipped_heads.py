@@ -9,9 +9,10 @@ import engine
 from engine.benchmarks.scenes import ScenesBenchmark, evaluate
 from engine.encoders.scenes import load_scenes
 from engine.heads.base import shipped_head
-from engine.heads.registry import load_head
+from engine.heads.registry import load_head, load_window_head
 from engine.scenes.items import controlled_items
 from engine.scorers.max_sim_head import MaxSimHeadScorer
+from engine.scorers.sgi import SGI
 
 SHIPPED = ("max_sim_head",)
 # Least group score on held-out pairs, whichever maximum is served.
@@ -31,6 +32,15 @@ def test_the_max_sim_head_binds_on_pairs_training_never_showed():
     report = evaluate(engine.load("scenes"), scorers, benchmark)
     found = {(r.scorer, r.category): r.group.value for r in report.results}
     assert all(found[maximum, category] >= least for maximum in scorers for category, least in GATES.items()), found
+
+
+def test_the_window_head_binds_from_one_pass_on_pairs_training_never_showed():
+    load_window_head(shipped_head("window_head"), fingerprint=load_scenes().spec.fingerprint)
+    benchmark = ScenesBenchmark(items=60, categories=tuple(GATES))
+    scorer = SGI(crops="windows", head="scenes", full_image=False)
+    report = evaluate(engine.load("scenes"), {"sgi": scorer}, benchmark)
+    found = {r.category: r.group.value for r in report.results}
+    assert all(found[category] >= least for category, least in GATES.items()), found
 
 
 def test_the_one_liner_scores_and_explains():

@@ -21,7 +21,7 @@ from engine.scenes.items import controlled_items
 from engine.scenes.world import is_held_out, is_training_scene
 from engine.store import FeatureStore, Manifest
 from engine.training.head_data import CATEGORIES, HeadData, ScenesQuads, epochs, scenes_data
-from engine.training.heads import LOSSES, HeadRun, HeadTrainConfig, train_head
+from engine.training.heads import WANTED, HeadRun, HeadTrainConfig, train_head
 from engine.training.losses import contrastive_loss
 from tests.head_cases import FACTS, make_images, make_texts
 
@@ -100,7 +100,7 @@ def test_the_trained_head_scores_as_it_did_and_says_how_it_was_trained(tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("name", "loss"), [*((name, "quads") for name in TRAINED), *(("linear", loss) for loss in LOSSES)]
+    ("name", "loss"), [*((name, "quads") for name in TRAINED), *(("linear", loss) for loss in WANTED)]
 )
 def test_the_loss_falls(tmp_path, data, name, loss):
     rate = 5e-2 if name == "linear" else 2e-3
@@ -117,6 +117,16 @@ def test_autocast_trains_too_and_keeps_float32_weights(tmp_path, data, name):
     figures = run.advance(*data.batch(torch.arange(4)))
     assert figures["loss"] > 0
     assert all(weight.dtype == torch.float32 for weight in run.head.parameters())
+
+
+def test_auto_takes_the_loss_that_uses_all_the_data(tmp_path):
+    auto = config(tmp_path, loss="auto", batch_weight=0.5)
+    found = {shape: auto.fitted(*shape) for shape in ((1, 1), (1, 2), (2, 1), (2, 2))}
+    assert [each.loss for each in found.values()] == ["batch", "captions", "images", "quads"]
+    assert [each.batch_weight for each in found.values()] == [0, 0, 0, 0.5]
+    assert config(tmp_path, loss="pairs").fitted(2, 2).loss == "pairs"
+    run = train_head(head_of("linear"), stored(tmp_path / "features", 1, 2), replace(auto, output=tmp_path / "run"))
+    assert read_head(run).facts["training"]["loss"] == "captions"
 
 
 def test_seeds_decide_weights_and_order_alone(tmp_path, data):
@@ -189,7 +199,7 @@ def test_what_does_not_fit_is_refused(tmp_path, data):
     assert (tmp_path / "run" / "checkpoint.pt").read_bytes() == before
     with pytest.raises(ValueError, match="train: loss 'quads' needs 2 images and 2 texts an item, got 1 and 2"):
         train_head(head_of(), stored(tmp_path / "captions", 1, 2), config(tmp_path / "other"))
-    with pytest.raises(ValueError, match=r"loss must be one of 'quads', 'batch', .*'pairs', got 'x'"):
+    with pytest.raises(ValueError, match=r"loss must be one of 'auto', 'quads', 'batch', .*'pairs', got 'x'"):
         config(tmp_path, loss="x")
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         config(tmp_path, batch_size=0)

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from engine.ops.window_attention import window_attention
+from tests.peak_patch_oracle import far_apart
 from tests.tolerances import assert_close
-from tests.window_attention_oracle import BACKENDS, DTYPES, INF, NAN, boxes, check, dense, random_case, run
+from tests.window_attention_oracle import (
+    BACKENDS,
+    DTYPES,
+    INF,
+    INTERPRETED,
+    NAN,
+    boxes,
+    check,
+    dense,
+    random_case,
+    run,
+)
 
 per_backend = pytest.mark.parametrize("backend", BACKENDS)
 with_and_without_own = pytest.mark.parametrize("own", [True, False], ids=["own", "no own"])
@@ -169,6 +182,18 @@ def test_empty_axes(backend: str, own: bool, shape: tuple) -> None:
     assert_close(got, case["own_v"] if own else torch.zeros(of_windows))
     got.sum().backward()
     assert case["k"].grad.shape == of_cells and (case["k"].grad == 0).all() and (case["q"].grad == 0).all()
+
+
+@per_backend
+def test_more_than_two_to_the_31_elements(backend: str, tmp_path: Path) -> None:
+    case = random_case(2, 3, 2, 8, (3, 3), dtype=torch.float16 if INTERPRETED else torch.bfloat16)
+    wanted = run(backend, case)
+    for name in ("k", "v"):
+        (tmp_path / name).mkdir()
+        far = far_apart(tmp_path / name, tuple(case[name].shape), 2**31 + 64).view(case[name].dtype)
+        far.copy_(case[name])
+        case[name] = far
+        assert torch.equal(run(backend, case), wanted)
 
 
 @per_backend

@@ -17,8 +17,9 @@ from timm.models.vision_transformer import VisionTransformer
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from engine.encoders.open_clip import build_model
-from engine.encoders.open_clip_sources import PREPROCESSING
+from engine.encoders.open_clip import OpenClipEncoder, build_model
+from engine.encoders.open_clip_checkpoints import Checkpoint
+from engine.encoders.open_clip_sources import PREPROCESSING, Source
 
 WORDS = (
     *("a", "photo", "of", "two", "red", "dog", "cat", "cube", "ball", "on", "the", "left", "right", "small"),
@@ -182,6 +183,31 @@ def write_folder(folder: Path, family: str, seed: int = 0) -> Path:
     (folder / "open_clip_config.json").write_text(json.dumps(config))
     if "hf_tokenizer_name" in CONFIGS[family]["text_cfg"]:
         small_tokenizer().save_pretrained(folder)
+    return folder
+
+
+# The sizes of OpenAI's ViT-B/32.
+VIT_B_32: dict[str, Any] = {
+    "embed_dim": 512,
+    "quick_gelu": True,
+    "vision_cfg": {"image_size": 224, "layers": 12, "width": 768, "patch_size": 32},
+    "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 512, "heads": 8, "layers": 12},
+}
+
+
+def vit_b_32() -> OpenClipEncoder:
+    """A ViT-B/32 of random weights at its true size, made in memory."""
+    source = Source("ViT-B-32", VIT_B_32, {**PREPROCESSING["clip"], "fill_color": 0}, Checkpoint(Path(), {}, {}), None)
+    placement = torch.device("cpu"), torch.float32
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = build_model(VIT_B_32)
+    return OpenClipEncoder("ViT-B/32", model, source, resize="model", tokenizer=None, placement=placement)
+
+
+def write_vit_b_32(folder: Path) -> Path:
+    """The same as a folder that `open_clip:<folder>` reads."""
+    vit_b_32().save(folder)
     return folder
 
 

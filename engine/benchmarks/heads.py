@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,11 @@ from PIL import Image
 from engine.engine import Engine
 from engine.features import ImageFeatures, Needs, TextFeatures
 from engine.heads.base import Trainable
+from engine.heads.window_head import WindowHead
 from engine.metrics import group_scores
 from engine.scenes.items import CATEGORIES, controlled_items
 from engine.scorers.base import Scorer
+from engine.scorers.sgi import SGI
 
 
 class GroupFigures:
@@ -61,9 +64,17 @@ class GroupFigures:
         found = {}
         for category in self.categories:
             images, texts = self._encoded(category, scorer)
+            images = self._seen_by(head, images)
             scores = self.engine.score(images[image_rows], texts[text_rows], scorer=scorer, pairs=True)
             found[category] = group_scores(scores.view(-1, 2, 2)).group
         return found
+
+    def _seen_by(self, head: Trainable, images: ImageFeatures) -> ImageFeatures:
+        """The images as the scorer is to find them; most heads read them as they were encoded."""
+        return images
+
+    def _needs(self, scorer: Scorer) -> Needs:
+        return self.engine.scorer(scorer).needs()
 
     def _encoded(self, category: str, scorer: Scorer) -> tuple[ImageFeatures, TextFeatures]:
         # Heads that read other layers have features of their own.
@@ -73,7 +84,43 @@ class GroupFigures:
             pictures = [Image.fromarray(pixels) for item in items for pixels in item.images()]
             captions = [caption for item in items for caption in item.captions]
             self._features[key] = (
-                self.engine.encode_images(pictures, scorer=scorer),
+                self.engine.encode_images(pictures, scorer=self._needs(scorer)),
                 self.engine.encode_texts(captions, scorer=scorer),
             )
         return self._features[key]
+
+
+class WindowFigures(GroupFigures):
+    """The same of a window head: the regions are made anew each time, from states that were encoded once.
+
+    Arguments as of `GroupFigures`, but the scorer is SGI over windows, and combinations that training may show are the
+    default: what is held out stays unseen until the head is done.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        items: int = 100,
+        categories: tuple[str, ...] = ("color", "size", "material"),
+        split: str = "in_domain",
+        seed: int = 7,
+    ) -> None:
+        super().__init__(
+            engine,
+            lambda head: SGI(crops="windows", head=head, full_image=False),
+            items=items,
+            categories=categories,
+            split=split,
+            seed=seed,
+        )
+
+    def _seen_by(self, head: Trainable, images: ImageFeatures) -> ImageFeatures:
+        assert isinstance(head, WindowHead) and images.boxes is not None
+        plan = self.scorer(head).needs().regions
+        return replace(images, regions=head.regions(images, images.boxes), region_plan=str(plan))
+
+    def _needs(self, scorer: Scorer) -> Needs:
+        needs = scorer.needs()
+        assert needs.regions is not None and needs.regions.head is not None
+        return replace(needs, image_layers=needs.regions.head.layers)

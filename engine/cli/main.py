@@ -6,8 +6,9 @@ import importlib
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import make_dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Union
 
 import tyro
@@ -39,10 +40,24 @@ COMMANDS = {
     "eval": Place("evaluation", "Eval", "Evaluate a model with a scorer on a benchmark."),
     "compare": Place("comparison", "Compare", "Set models and scorers side by side on benchmarks."),
     "models": Place("commands", "Models", "List the encoders and what each of them offers, or look at one."),
-    "train": Place("training", "Train", "Train the embedded model from scratch."),
+    "train": Place("training", "Train", "Train the embedded model, or small heads on frozen features."),
     "diagnose": Place("layers", "Diagnose", "Say what text layers hold, and what it is worth to read them."),
+    "export": Place("export", "Export", "Write a model as ONNX graphs for ONNX Runtime, or check such a folder."),
     "results": Place("results", "Results", "Measure the committed model and heads for RESULTS.md."),
+    "index": Place("", "Index", "Keep pictures in an index and find them by captions or pictures."),
     "doctor": Place("commands", "Doctor", "Say what this installation can do here, and how to get the rest."),
+}
+# Commands of a command: `peaksim index add ...`.
+GROUPS = {
+    "index": {
+        "create": Place("index", "Create", "Make an empty index."),
+        "add": Place("index_add", "Add", "Add pictures: folders, files, lists, tar shards, embeddings."),
+        "search": Place("index_search", "Search", "Find pictures by captions or by pictures."),
+        "delete": Place("index", "Delete", "Delete pictures from an index."),
+        "stats": Place("index", "Stats", "Say what an index holds."),
+        "verify": Place("index", "Verify", "Look at every byte of an index."),
+        "compact": Place("index", "Compact", "Free what deleted pictures take, and join small segments."),
+    },
 }
 
 
@@ -59,23 +74,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(command)
 
 
-def _parse(arguments: list[str]) -> Shared:
+def _parse(
+    arguments: list[str],
+    commands: Mapping[str, Place] = MappingProxyType(COMMANDS),
+    prog: str = "peaksim",
+    about: str = DESCRIPTION,
+) -> Shared:
     """The command these arguments describe, as an object of its dataclass."""
     name = arguments[0]
-    if name in COMMANDS:
-        module, kind, description = COMMANDS[name]
+    if name in commands:
+        module, kind, description = commands[name]
+        if not module:
+            return _parse(arguments[1:] or ["--help"], GROUPS[name], f"{prog} {name}", description)
         wanted = getattr(importlib.import_module(f"engine.cli.{module}"), kind)
         command: Shared = tyro.cli(
-            wanted, prog=f"peaksim {name}", description=description, args=arguments[1:], config=CONFIG
+            wanted, prog=f"{prog} {name}", description=description, args=arguments[1:], config=CONFIG
         )
         return command
     # No command: this prints the overview or says what is wrong, and leaves.
     stand_ins = tuple(
         Annotated[make_dataclass(place.kind, ()), tyro.conf.subcommand(name, description=place.help)]
-        for name, place in COMMANDS.items()
+        for name, place in commands.items()
     )
     overview: Any = Union[stand_ins]  # noqa: UP007 (made from a tuple)
-    tyro.cli(overview, prog="peaksim", description=DESCRIPTION, args=arguments, config=CONFIG)
+    tyro.cli(overview, prog=prog, description=about, args=arguments, config=CONFIG)
     raise AssertionError("only a name of a command is understood here, and there was none")
 
 

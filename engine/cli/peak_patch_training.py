@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.cli.tables import report, show_json, show_line
-from engine.cli.training_data import OnData, report_problems
+from engine.cli.training_data import OnData, report, report_problems, show_trained, told
 from engine.heads.peak_patch import PeakPatch, PeakPatchConfig
 from engine.scenes.negation_training import TRAINING_SETS
 from engine.scenes.wordings import WordingSet
@@ -22,6 +21,7 @@ from engine.training.peak_patch import (
     negation_data,
     train_peak_patch,
 )
+from engine.training.processes import processes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +47,11 @@ class TrainPeakPatch(OnData):
     figure_items: int = 150
     """Held-out items that are evaluated."""
     head: PeakPatchConfig = PeakPatchConfig(dropout=SCENES_HEAD.dropout)  # noqa: RUF009 (frozen)
+    """Sizes, layers and parts of the head; 0 takes what fits the model."""
     objective: JointObjective = SCENES
+    """The loss once the correction of captions has its start."""
     training: HeadTrainConfig = SCENES_TRAINING
+    """Settings of the training; its loss is the one above."""
 
     def run(self) -> int:
         """Compute the features that are missing, train, and print how the head is used."""
@@ -56,17 +59,13 @@ class TrainPeakPatch(OnData):
         from engine.engine import load
 
         rows = self.read_rows()
-        peaksim = load(self.model, device=self.device)
+        shared = processes()
+        peaksim = load(self.model, device=shared.place(self.device))
         config = head_for(peaksim.spec, self.head)
         head = PeakPatch.build(peaksim.spec, config, seed=self.training.seed).to(peaksim.encoder.device)
         head.take_readout(peaksim.encoder.text_readout())
-        data = negation_data(
-            peaksim,
-            head.needs(),
-            rows,
-            self.features,
-            told=lambda what, done, total: report(f"features of {what}: {done}/{total}"),
-        )
+        with shared.main_first():
+            data = negation_data(peaksim, head.needs(), rows, self.features, told=told)
         report_problems(data.problems)
         first = None
         if self.pretraining_steps:
@@ -76,10 +75,11 @@ class TrainPeakPatch(OnData):
         path = train_peak_patch(
             head, data, self.training, pretraining=first, objective=self.objective, evaluate=figures, report=report
         )
-        if self.json:
-            show_json({"head": str(path), "scorer": head.name})
-        else:
-            show_line(f"trained; use it as --scorer {head.name} --option head={path}")
+        show_trained(
+            as_json=self.json,
+            use=f"--scorer {head.name} --option head={path}",
+            facts={"head": str(path), "scorer": head.name},
+        )
         return 0
 
     def read_rows(self) -> list[NegationRow]:
@@ -99,7 +99,9 @@ class TrainECN(TrainPeakPatch):
     """Train the correction of captions alone: what comes of it can be indexed."""
 
     head: PeakPatchConfig = replace(TrainPeakPatch.head, parts="ecn")  # noqa: RUF009 (frozen)
-    training: HeadTrainConfig = replace(SCENES_TRAINING, output=Path("runs/ecn"))  # noqa: RUF009
+    """Sizes, layers and parts of the head; 0 takes what fits the model."""
+    training: HeadTrainConfig = replace(SCENES_TRAINING, output=Path("runs/ecn"))  # noqa: RUF009 (frozen)
+    """Settings of the training; its loss is the one above."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,4 +109,6 @@ class TrainSCN(TrainPeakPatch):
     """Train the correction of scores alone, on the same losses."""
 
     head: PeakPatchConfig = replace(TrainPeakPatch.head, parts="scn")  # noqa: RUF009 (frozen)
-    training: HeadTrainConfig = replace(SCENES_TRAINING, output=Path("runs/scn"))  # noqa: RUF009
+    """Sizes, layers and parts of the head; 0 takes what fits the model."""
+    training: HeadTrainConfig = replace(SCENES_TRAINING, output=Path("runs/scn"))  # noqa: RUF009 (frozen)
+    """Settings of the training; its loss is the one above."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from tyro.conf import subcommand
 
-from engine.cli.options import OptionalFolder, Shared
+from engine.cli.options import Shared
 from engine.cli.outputs import check_folder
 from engine.cli.peak_patch_training import TrainECN, TrainPeakPatch, TrainSCN
 from engine.cli.pictures import TrainGenerator
-from engine.cli.tables import report, show_json, show_line
-from engine.cli.training_data import NegativesOption, OnData, report_problems
+from engine.cli.training_data import NegativesOption, OnData, report, report_problems, show_trained, told
+from engine.cli.window_head_training import TrainWindowHead
 from engine.datasets.captioned import CaptionedImages
 from engine.heads.base import Head, HeadConfig
 from engine.heads.linear import LinearAlignmentConfig
@@ -28,6 +28,7 @@ from engine.training.head_data import HeadData, ScenesQuads, scenes_data
 from engine.training.heads import Evaluate, HeadTrainConfig, train_head
 from engine.training.held_out import HeldOutFigures, held_out
 from engine.training.presets import TRAINING
+from engine.training.processes import processes
 from engine.training.scenes import ScenesTrainConfig, train
 
 
@@ -45,19 +46,12 @@ class TrainScenes(Shared):
 
         check_folder("--output", self.config.output)
         folder: Path = train(self.config, evaluate=None if self.skip_figures else quick_figures, report=report)
-        if self.json:
-            show_json({"model": f"scenes:{folder}"})
-        else:
-            show_line(f"trained; use it as --model scenes:{folder}")
+        model = f"scenes:{folder}"
+        show_trained(as_json=self.json, use=f"--model {model}", facts={"model": model})
         return 0
 
 if TYPE_CHECKING:
     from engine.engine import Engine
-
-
-def told(what: str, done: int, total: int) -> None:
-    """Say how far the features are."""
-    report(f"features of {what}: {done}/{total}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +59,7 @@ class OnQuads(Shared):
     """Options of what is trained on quads of rendered scenes; a stopped run goes on where it was."""
 
     items: int = ScenesQuads.items
-    """Quads of scenes of each category (two pictures and two captions that differ in one binding); scenes in all with
-    --negatives negation."""
+    """Quads of each category (two pictures, two captions, one binding exchanged); with denials, scenes in all."""
     categories: tuple[str, ...] = ScenesQuads.categories
     """What the quads differ in."""
     data_seed: int = ScenesQuads.seed
@@ -87,45 +80,13 @@ class OnQuads(Shared):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainHead(OnQuads, OnData):
-    """Options of every head on frozen features."""
+class WithNegatives(OnQuads, OnData):
+    """Options of what can be trained on one's own data too, with hard negatives."""
 
-    name: ClassVar[str]
-
-    model: str = "scenes"
-    """Name of the frozen model; `peaksim models` lists them."""
-    device: str = "auto"
-    """cpu, cuda, ...; auto takes an accelerator where there is one."""
     negatives: NegativesOption = "auto"
-    """Hard negatives: those of the file, swaps of words, negation (NegBench's templates) or none; auto takes scenes'
-    quads, and of your own data what the file has."""
+    """Hard negatives: the file's, swaps of words, negation or none; auto: scenes' quads, or what the file has."""
     wordings: tuple[WordingSet, ...] = TRAINING_SETS
     """How captions of scenes deny, with --negatives negation."""
-    features: Path = Path("runs/features")
-    """Folder of the store of frozen features, which runs share."""
-    head: HeadConfig
-    """Sizes of the head."""
-
-    def run(self) -> int:
-        """Compute the features that are missing, train, and print how the head is used."""
-        from engine.engine import load
-        from engine.heads.registry import HEADS
-
-        # Read first: what is wrong with files should not wait for a model.
-        own = self.own_items()
-        peaksim = load(self.model, device=self.device)
-        head = HEADS[self.name].build(peaksim.spec, self.head, seed=self.training.seed).to(peaksim.encoder.device)
-        if own is None:
-            data: HeadData = scenes_data(peaksim, head.needs(), self.quads, self.features, told=told)
-            figures = None if self.skip_figures else self.figures_of_scenes(peaksim)
-        else:
-            data, figures = self.split(captioned_data(peaksim, head.needs(), own, self.features, told=told))
-        path = train_head(head, data, self.training, evaluate=figures, report=report)
-        if self.json:
-            show_json({"head": str(path), "scorer": self.name})
-        else:
-            show_line(f"trained; use it as --scorer {self.name} --option head={path}")
-        return 0
 
     def own_items(self) -> CaptionedImages | None:
         """The items with their negatives, of which the loss can be computed; None for the quads of scenes.
@@ -144,8 +105,48 @@ class TrainHead(OnQuads, OnData):
             kind = ("file" if has else "none") if self.negatives == "auto" else self.negatives
             found = with_negatives(read, kind, seed=self.data_seed)
             report_problems(found.problems[len(read.problems) :])
-        self.training.check(*shape_of(found))
+        report(f"loss: {self.training.fitted(*shape_of(found)).loss}")
         return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainHead(WithNegatives):
+    """Options of every head on frozen features."""
+
+    name: ClassVar[str]
+
+    model: str = "scenes"
+    """Name of the frozen model; `peaksim models` lists them."""
+    device: str = "auto"
+    """cpu, cuda, ...; auto takes an accelerator where there is one."""
+    features: Path = Path("runs/features")
+    """Folder of the store of frozen features, which runs share."""
+    head: HeadConfig
+    """Sizes of the head."""
+
+    def run(self) -> int:
+        """Compute the features that are missing, train, and print how the head is used."""
+        from engine.engine import load
+        from engine.heads.registry import HEADS
+
+        # Read first: what is wrong with files should not wait for a model.
+        own = self.own_items()
+        shared = processes()
+        peaksim = load(self.model, device=shared.place(self.device))
+        head = HEADS[self.name].build(peaksim.spec, self.head, seed=self.training.seed).to(peaksim.encoder.device)
+        with shared.main_first():
+            if own is None:
+                data: HeadData = scenes_data(peaksim, head.needs(), self.quads, self.features, told=told)
+                figures = None if self.skip_figures else self.figures_of_scenes(peaksim)
+            else:
+                data, figures = self.split(captioned_data(peaksim, head.needs(), own, self.features, told=told))
+        path = train_head(head, data, self.training, evaluate=figures, report=report)
+        show_trained(
+            as_json=self.json,
+            use=f"--scorer {self.name} --option head={path}",
+            facts={"head": str(path), "scorer": self.name},
+        )
+        return 0
 
     def split(self, data: CaptionedData) -> tuple[HeadData, Evaluate | None]:
         """What is trained on, and figures on what is not."""
@@ -212,40 +213,47 @@ class TrainLinear(TrainHead):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainFinetune(OnQuads):
-    """Train all weights of a scenes model on quads: what heads on frozen features are compared with."""
+class TrainFinetune(WithNegatives):
+    """Train all weights of a model: what heads on frozen features are compared with."""
 
-    start: OptionalFolder = None
-    """Folder of the scenes model to begin with; by default the embedded one."""
+    model: str = "scenes"
+    """Name of the model to begin with; `peaksim models` lists them."""
+    device: str = "auto"
+    """cpu, cuda, ...; auto takes an accelerator where there is one."""
     training: HeadTrainConfig = TRAINING["finetune"]
+    """Settings of the training."""
 
     def run(self) -> int:
         """Train, and print how the model is used."""
+        from engine.training.finetune_models import finetune_model, quads_of_scenes, readable
+
+        own = self.own_items()
+        if own is not None:
+            data = readable(own)
+            report_problems(data.problems[len(own.problems) :])
+        else:
+            data = quads_of_scenes(self.quads.draw())
+        model = finetune_model(
+            self.model,
+            data,
+            self.training,
+            device=processes().place(self.device),
+            evaluate=self.figures if own is None and not self.skip_figures else None,
+            report=report,
+        )
+        show_trained(as_json=self.json, use=f"--model {model}", facts={"model": model})
+        return 0
+
+    def figures(self, trained: Any) -> dict[str, float]:
+        """Group scores of the model as it is now on pairs of scenes that are held out."""
         from engine.benchmarks.heads import GroupFigures
         from engine.engine import Engine
         from engine.scorers.global_cosine import GlobalCosine
-        from engine.training.finetune import WholeEncoder, finetune
 
-        def figures(trained: WholeEncoder) -> dict[str, float]:
-            return GroupFigures(
-                Engine(trained.encoder()),
-                lambda _: GlobalCosine(),
-                items=self.figure_items,
-                categories=self.categories,
-            )(trained)
-
-        folder = finetune(
-            self.quads.draw(),
-            self.training,
-            model=self.start,
-            evaluate=None if self.skip_figures else figures,
-            report=report,
-        )
-        if self.json:
-            show_json({"model": f"scenes:{folder}"})
-        else:
-            show_line(f"trained; use it as --model scenes:{folder}")
-        return 0
+        peaksim = Engine(trained.encoder())
+        return GroupFigures(
+            peaksim, lambda _: GlobalCosine(), items=self.figure_items, categories=self.categories
+        )(trained)
 
 
 Train = (
@@ -254,9 +262,10 @@ Train = (
     | Annotated[TrainTFLocal, subcommand("tflocal", description="A transformer over patches and words of a pair.")]
     | Annotated[TrainTFGlobal, subcommand("tfglobal", description="The same over the two global embeddings.")]
     | Annotated[TrainLinear, subcommand("linear", description="One matrix between the global embeddings.")]
+    | Annotated[TrainWindowHead, subcommand("window_head", description="All regions of an image from one pass.")]
     | Annotated[TrainPeakPatch, subcommand("peakpatch", description="Corrections of captions and of scores.")]
     | Annotated[TrainECN, subcommand("ecn", description="PeakPatch's correction of captions alone.")]
     | Annotated[TrainSCN, subcommand("scn", description="PeakPatch's correction of scores alone.")]
     | Annotated[TrainGenerator, subcommand("generator", description="Small pictures of embeddings, and their judge.")]
-    | Annotated[TrainFinetune, subcommand("finetune", description="All weights of a scenes model, on quads.")]
+    | Annotated[TrainFinetune, subcommand("finetune", description="All weights of a model.")]
 )

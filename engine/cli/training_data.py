@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from engine.cli import tables
 from engine.cli.options import OptionalFile, OptionalFolder, Shared
-from engine.cli.tables import report
 from engine.datasets.captioned import CaptionedImages, Problem
 from engine.datasets.coco import read_coco
 from engine.datasets.trohn import read_trohn
 from engine.datasets.web_dataset import read_web_dataset
+from engine.training.processes import processes
 
 SCENES = "scenes"
 KINDS = "scenes, coco:FILE.json, trohn:FILE.csv or webdataset:PATTERN"
@@ -68,6 +70,27 @@ class OnData(Shared):
         report(f"{len(found)} items")
         report_problems(found.problems)
         return found
+
+
+def report(text: str) -> None:
+    """Say how a training is getting on; of several processes the first one speaks."""
+    if processes().is_main:
+        tables.report(text)
+
+
+def told(what: str, done: int, total: int) -> None:
+    """Say how far the features are."""
+    report(f"features of {what}: {done}/{total}")
+
+
+def show_trained(*, as_json: bool, use: str, facts: Mapping[str, str]) -> None:
+    """Say on standard output how what was trained is used; of several processes the first one speaks."""
+    if not processes().is_main:
+        return
+    if as_json:
+        tables.show_json(dict(facts))
+    else:
+        tables.show_line(f"trained; use it as {use}")
 
 
 def report_problems(problems: tuple[Problem, ...]) -> None:

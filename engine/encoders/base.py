@@ -20,10 +20,11 @@ from PIL import Image
 from torch import Tensor
 
 from engine.choices import CropMode, Fill, Probability
-from engine.crops import crop_grid, crops
+from engine.crops import crops
 from engine.encoders.inputs import as_texts, check_batch_size, check_inside, check_regions
+from engine.encoders.regions import by_head, region_boxes, with_regions
 from engine.encoders.windows import pad_windows, window_cells
-from engine.features import ImageFeatures, RegionPlan, TextFeatures, TextReadout
+from engine.features import ClassPath, ImageFeatures, RegionPlan, TextFeatures, TextReadout
 from engine.images import Interpolation, ResizePolicy, normalise, resize
 
 Progress = Callable[[int, int], None]
@@ -158,6 +159,10 @@ class Encoder(ABC):
         """The frozen end of the text tower, which reads states of all layers. Optional: here it raises ValueError."""
         raise ValueError(f"{self.spec.name}: this text tower's layers cannot be read in the shared space")
 
+    def class_path(self, layers: Sequence[int]) -> ClassPath | None:
+        """The blocks that follow each of these 1-indexed image layers; None for towers that do not give them."""
+        return None
+
     def save(self, folder: str | PathLike[str]) -> None:
         """Write the encoder as one folder that loads again. Optional: this form raises ValueError."""
         raise ValueError(f"{self.spec.name}: save is not known to {type(self).__name__}, got {str(folder)!r}")
@@ -277,7 +282,14 @@ class Encoder(ABC):
         pixels = torch.stack([self.preprocess(image) for image in images]).to(self.device)
         sizes = torch.tensor([(image.height, image.width) for image in images], dtype=torch.int32)
         views = torch.tensor([view(self.spec.resize, *size) for size in sizes.tolist()], dtype=torch.int32)
-        boxes = [] if plan is None else _region_boxes(images, plan, own)
+        boxes = [] if plan is None else region_boxes(images, plan, own)
+        head = None if plan is None else plan.head
+        if head is not None:
+            # The head reads the states of the one pass that makes everything else.
+            part = self.encode_pixels(pixels, tap=tap, layers=sorted({*layers, *head.layers}))
+            part = replace(part, sizes=sizes.to(self.device), views=views.to(self.device))
+            found = by_head(head, part, boxes, str(plan) if own is None else plan.of_own_boxes)
+            return replace(found, hidden={layer: found.hidden[layer] for layer in layers})
         windows = self._encode_boxes(pixels, boxes, views) if plan is not None and plan.mode == "windows" else None
         if windows is not None and tap is None and not layers:
             # The window over the whole grid is the global embedding: no pass of its own.
@@ -291,7 +303,7 @@ class Encoder(ABC):
             flat = self._encode_cut_out(images, boxes, plan, batch_size)
         else:
             flat = torch.cat([rows[1 : 1 + len(held)] for rows, held in zip(windows, boxes, strict=True)])
-        return _with_regions(part, flat, boxes, str(plan) if own is None else plan.of_own_boxes)
+        return with_regions(part, flat, boxes, str(plan) if own is None else plan.of_own_boxes)
 
     def _encode_cut_out(
         self, images: Sequence[Image.Image], boxes: Sequence[np.ndarray], plan: RegionPlan, batch_size: int
@@ -333,30 +345,6 @@ class Encoder(ABC):
             if not 1 <= layer <= count:
                 held = f"1 to {count}" if count else "none: it can only be read at its end"
                 raise ValueError(f"{self.spec.name}: {tower} layers are {held}, got {layer}")
-
-
-def _region_boxes(
-    images: Sequence[Image.Image], plan: RegionPlan, own: Sequence[np.ndarray] | None
-) -> list[np.ndarray]:
-    if own is not None:
-        return list(own)
-    grid = replace(crop_grid(plan.grid), include_full=plan.full_image)
-    return [grid.boxes(image.height, image.width) for image in images]
-
-
-def _with_regions(part: ImageFeatures, flat: Tensor, boxes: Sequence[np.ndarray], plan: str) -> ImageFeatures:
-    """`part` with the embeddings `flat (n, D)` of all boxes, padded to the same number for each image."""
-    counts = [len(rectangles) for rectangles in boxes]
-    width = max(counts)
-    regions = flat.new_zeros(len(boxes), width, flat.shape[1])
-    mask = torch.zeros(len(boxes), width, dtype=torch.bool, device=flat.device)
-    padded = np.zeros((len(boxes), width, 4), dtype=np.int32)
-    for row, vectors in enumerate(flat.split(counts)):
-        regions[row, : counts[row]] = vectors
-        mask[row, : counts[row]] = True
-        padded[row, : counts[row]] = boxes[row]
-    places = torch.from_numpy(padded).to(flat.device)
-    return replace(part, regions=regions, region_mask=mask, boxes=places, region_plan=plan)
 
 
 def view(resize: ResizePolicy, height: int, width: int) -> tuple[int, int, int, int]:

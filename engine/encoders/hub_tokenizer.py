@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from engine.encoders.base import Tokens
 from engine.encoders.hub import not_there, why_unreachable
-from engine.encoders.text_rules import build_tokens, cut_rows
+from engine.encoders.text_rules import Cleaning, EndRule, build_tokens, cut_rows
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -75,13 +73,13 @@ class HubTokenizer:
         tokenizer: Any,
         context_length: int,
         *,
-        clean: Callable[[str], str],
-        end: Callable[[Tensor], Tensor],
+        clean: Cleaning,
+        end: EndRule,
         blank_separator: bool = False,
     ) -> None:
         self.source = tokenizer
         self.context_length = context_length
-        self._clean, self._end = clean, end
+        self.clean, self.end, self.blank_separator = clean, end, blank_separator
         self._separator = tokenizer.sep_token_id if blank_separator else None
         names = (
             "bos_token_id",
@@ -103,7 +101,7 @@ class HubTokenizer:
         """Tokens `(B, context_length)`; a caption that is too long keeps its end token and is flagged."""
         # Without padding and truncation the call changes no state of the tokenizer, so threads may share it.
         encoded = self.source(
-            [self._clean(text) for text in texts],
+            [self.clean(text) for text in texts],
             padding=False,
             truncation=False,
             return_attention_mask=False,
@@ -119,7 +117,7 @@ class HubTokenizer:
             context_length=self.context_length,
             pad=self._pad,
             special_ids=self._special,
-            end=self._end,
+            end=self.end,
             piece=self.source.convert_ids_to_tokens,
         )
 

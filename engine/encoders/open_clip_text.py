@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from engine.encoders.base import Tokens
 from engine.encoders.hub_tokenizer import HubTokenizer, has_tokenizer, read_hub_tokenizer, read_tokenizer
@@ -18,30 +17,37 @@ from engine.encoders.text_rules import (
     LOWER_RULES,
     POOLS,
     SIGLIP_RULES,
+    Cleaning,
+    EndRule,
     build_tokens,
     cut_rows,
-    end_positions,
 )
 
 _HUB_RULES = {"canonicalize": SIGLIP_RULES, "lower": LOWER_RULES, "whitespace": BLANKS_RULES}
 
 
 @cache
-def _byte_pairs(clean: str) -> Any:
+def _byte_pairs(clean: str, vocabulary: Path | None) -> Any:
     """open_clip's tokenizer, read once: it keeps nothing of a model but a cache of words."""
-    from open_clip.tokenizer import SimpleTokenizer
+    from open_clip.tokenizer import SimpleTokenizer, default_bpe
 
-    return SimpleTokenizer(clean=clean)
+    return SimpleTokenizer(str(vocabulary or default_bpe()), clean=clean)
 
 
 class ClipTokenizer:
-    """CLIP's byte-pair tokenizer as open_clip ships it. Positions: start, word pieces, end, zeros."""
+    """CLIP's byte-pair tokenizer. Positions: start, word pieces, end, zeros.
 
-    def __init__(self, context_length: int, end: Callable[[Tensor], Tensor], clean: str = "lower") -> None:
-        self.source = _byte_pairs(clean)
+    `vocabulary` is the file of its byte pairs; None takes the one that open_clip ships.
+    """
+
+    def __init__(
+        self, context_length: int, end: EndRule, clean: str = "lower", *, vocabulary: Path | None = None
+    ) -> None:
+        self.source = _byte_pairs(clean, vocabulary)
         self.context_length = context_length
+        self.clean = clean
         self.rules = CLIP_RULES if clean == "lower" else _HUB_RULES[clean]
-        self._end = end
+        self.end = end
 
     def __call__(self, texts: Sequence[str]) -> Tokens:
         """Tokens `(B, context_length)`; a caption that is too long keeps its end token and is flagged."""
@@ -53,7 +59,7 @@ class ClipTokenizer:
             context_length=self.context_length,
             pad=(0, "right"),
             special_ids=(start, end),
-            end=self._end,
+            end=self.end,
             piece=self._piece,
         )
 
@@ -113,8 +119,7 @@ def build_tokenizer(
     pool = getattr(text, "pool_type", None) or getattr(model, "text_pool_type", "first")
     end_id = getattr(text, "eos_id", None) or getattr(model, "text_eos_id", 0)
 
-    def end(ids: Tensor) -> Tensor:
-        return end_positions(ids, pool if pool in POOLS else "first", int(end_id or 0))
+    end = EndRule(pool if pool in POOLS else "first", int(end_id or 0))
 
     options = dict(text_cfg.get("tokenizer_kwargs") or {})
     context_length = int(text_cfg.get("context_length", 77))
@@ -140,11 +145,10 @@ def build_tokenizer(
 
 
 def _hub_tokenizer(
-    source: Any, context_length: int, clean: str, end: Callable[[Tensor], Tensor], *, blank: bool
+    source: Any, context_length: int, clean: str, end: EndRule, *, blank: bool
 ) -> HubTokenizer:
-    from open_clip.tokenizer import get_clean_fn
-
-    return HubTokenizer(source, context_length, clean=get_clean_fn(clean), end=end, blank_separator=blank)
+    cleaning = Cleaning(f"open_clip:{clean}")
+    return HubTokenizer(source, context_length, clean=cleaning, end=end, blank_separator=blank)
 
 
 def _find_hub_tokenizer(who: str, hub_name: str, folder: Path | None, chosen: Path | None) -> Any:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
 from urllib.parse import parse_qsl
 
 import torch
 
 from engine.choices import Probability
 from engine.encoders.base import Encoder
+from engine.encoders.export_manifest import is_export
 from engine.encoders.text_rules import CLIP_RULES, HF_CLIP_RULES, SIGLIP2_RULES, SIGLIP_RULES, WORD_RULES
 from engine.encoders.towers import TAPS
 
@@ -19,7 +21,9 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "scenes": (),
     "open_clip": ("resize", "activation", "preprocess", "tokenizer"),
     "hf": ("resize", "tokenizer"),
+    "export": ("provider", "precision"),
 }
+_FAMILY_NAMES = frozenset({"scenes", "open_clip", "hf"})
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,8 @@ def load_encoder(
     Args:
         name: `"scenes"` or `"scenes:<folder>"`; `"open_clip:<arch>/<tag or checkpoint path>"`,
             `"open_clip:hf-hub:<owner>/<name>"`, `"open_clip:<folder>"`; `"hf:<hub name or folder>"`. The
-            options below may be appended: `"open_clip:ViT-B-32/model.pt?activation=quick_gelu"`.
+            options below may be appended: `"open_clip:ViT-B-32/model.pt?activation=quick_gelu"`. Or a folder that
+            `peaksim export` wrote, with `provider` (`cpu`, `cuda`, `tensorrt`) and `precision` as options.
         device, dtype: see `engine.encoders.placement.place`.
         resize: `"model"` (default), `"source"` (the source library's own code), `"crop"`, `"squash"`,
             `"pad"`.
@@ -119,8 +124,16 @@ def load_encoder(
     given = {"resize": resize, "activation": activation, "preprocess": preprocess, "tokenizer": tokenizer}
     plain, options = _split_options(name, {key: str(value) for key, value in given.items() if value is not None})
     family, _, reference = plain.partition(":")
+    if _names_export(plain):
+        from engine.encoders.exported import load_exported
+
+        _refuse(name, options, allowed=_OPTIONS["export"])
+        chosen = (options.get("provider"), options.get("precision"))
+        return load_exported(
+            Path(plain).expanduser(), device=device, dtype=dtype, provider=chosen[0], precision=chosen[1]
+        )
     # Imported here: open_clip and transformers take seconds, and a user of one does not need the other.
-    if family in _OPTIONS:
+    if family in _FAMILY_NAMES:
         _refuse(name, options, allowed=_OPTIONS[family])
     if family == "scenes":
         return _load_scenes(reference, device, dtype)
@@ -133,8 +146,8 @@ def load_encoder(
 
         return load_transformers(reference, device=device, dtype=dtype, **options)
     raise ValueError(
-        "load: name must be 'scenes', 'open_clip:<arch>/<tag or path>', 'open_clip:hf-hub:<owner>/<name>' or "
-        f"'hf:<hub name or folder>', got {name!r}"
+        "load: name must be 'scenes', 'open_clip:<arch>/<tag or path>', 'open_clip:hf-hub:<owner>/<name>', "
+        f"'hf:<hub name or folder>' or a folder that `peaksim export` wrote, got {name!r}"
     )
 
 
@@ -151,13 +164,20 @@ def _split_options(name: str, given: Mapping[str, str]) -> tuple[str, dict[str, 
     plain, mark, query = name.partition("?")
     options = dict(given)
     for key, value in parse_qsl(query, keep_blank_values=True) if mark else ():
-        known = _OPTIONS["open_clip"]
+        known = _OPTIONS["export" if _names_export(plain) else "open_clip"]
         if key not in known:
             raise ValueError(f"load: option must be one of {', '.join(known)}, got {key!r} in {name!r}")
         if key in options and options[key] != value:
             raise ValueError(f"load: {key} is {value!r} in {name!r} and {options[key]!r} in the call")
         options[key] = value
     return plain, options
+
+
+def _names_export(plain: str) -> bool:
+    """Whether a name without its options is the path of an exported model."""
+    family = plain.partition(":")[0]
+    # An empty path would be the working directory.
+    return bool(plain) and family not in _FAMILY_NAMES and is_export(Path(plain).expanduser())
 
 
 def _refuse(name: str, options: Mapping[str, object], *, allowed: tuple[str, ...]) -> None:

@@ -27,7 +27,7 @@ from engine.encoders.folders import made_folder
 from engine.encoders.region_inputs import RegionInputs
 from engine.encoders.scenes_model import ScenesModel, ScenesModelConfig
 from engine.encoders.text_rules import WORD_RULES
-from engine.features import ImageFeatures, TextFeatures, TextReadout
+from engine.features import ClassPath, ImageFeatures, TextFeatures, TextReadout
 from engine.images import normalise, resize
 
 MEAN = (0.5, 0.5, 0.5)
@@ -80,6 +80,18 @@ class WordTokenizer:
             end[row] = length - 1
             shown.append((*pieces, *["<pad>"] * (self.context_length - length)))
         return Tokens(ids, attention, words, end, truncated, tuple(texts), tuple(shown))
+
+
+def warn_of_unknown_words(tokenizer: WordTokenizer, texts: Sequence[str]) -> None:
+    """Name the words that the vocabulary lacks in a UserWarning, in the name of whoever called the caller."""
+    unknown = sorted({word for text in texts for word in tokenizer.unknown(text)})
+    if unknown:
+        warnings.warn(
+            f"scenes: the embedded model knows {len(tokenizer.words)} words and not {', '.join(unknown)}; "
+            "they count as one unknown word",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 class ScenesEncoder(Encoder):
@@ -184,14 +196,7 @@ class ScenesEncoder(Encoder):
         return functional.normalize(tower.projection(tower.norm(states)), dim=-1)
 
     def tokenize(self, texts: Sequence[str]) -> Tokens:
-        unknown = sorted({word for text in texts for word in self.tokenizer.unknown(text)})
-        if unknown:
-            warnings.warn(
-                f"scenes: the embedded model knows {len(self.tokenizer.words)} words and not {', '.join(unknown)}; "
-                "they count as one unknown word",
-                UserWarning,
-                stacklevel=2,
-            )
+        warn_of_unknown_words(self.tokenizer, texts)
         return self.tokenizer(texts)
 
     @torch.no_grad()
@@ -218,6 +223,19 @@ class ScenesEncoder(Encoder):
     def text_readout(self) -> TextReadout:
         tower = self._model.text
         return TextReadout(tower.norm.weight, tower.norm.bias, tower.projection.weight, norm_eps=tower.norm.eps)
+
+    def class_path(self, layers: Sequence[int]) -> ClassPath | None:
+        tower = self._model.image
+        if not layers or not all(1 <= layer < len(tower.blocks) for layer in layers):
+            return None
+        return ClassPath(
+            heads=self.model_config.heads,
+            activation=self.spec.activation,
+            blocks=tuple(tower.blocks[layer].state_dict() for layer in layers),
+            norm_weight=tower.norm.weight,
+            norm_bias=tower.norm.bias,
+            projection=tower.projection.weight,
+        )
 
 
 def pixels_from_uint8(images: Tensor) -> Tensor:

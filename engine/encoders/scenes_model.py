@@ -171,14 +171,14 @@ class ImageTower(nn.Module):
 
     def last_value_path(self, x: Tensor) -> Tensor:
         """`Block.value_path` of the last block, `(B, T, width)`, from its input."""
-        return _last(self.blocks).value_path(x)
+        return last_block(self.blocks).value_path(x)
 
     def embed(self, pixels: Tensor) -> Tensor:
         """Pixels `(B, 3, S, S)` as the first block's input `(B, 1 + P, width)`, class token first."""
         strokes = functional.hardswish(self.strokes(pixels))  # (B, 32, S / 4, S / 4) at 16-pixel patches
         patches = functional.hardswish(self.stem_in(strokes)).flatten(2).transpose(1, 2)  # (B, P, stem)
         states = self.stem_out(patches)
-        states = torch.cat([self.class_token.expand(len(pixels), -1, -1), states], dim=1)
+        states = torch.cat([self.class_token.expand(pixels.shape[0], -1, -1), states], dim=1)
         return states + self.positions
 
     def forward(self, pixels: Tensor, layers: Sequence[int] = ()) -> tuple[Tensor, dict[int, Tensor], Tensor]:
@@ -198,8 +198,8 @@ class ImageTower(nn.Module):
         x = self.embed(pixels)
         for block in self.blocks[:-1]:
             x = block(x)
-        first = torch.zeros(len(x), dtype=torch.int64, device=x.device)
-        return _last(self.blocks).at(x, first)
+        first = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
+        return last_block(self.blocks).at(x, first)
 
     def window_states(self, pixels: Tensor, windows: Tensor) -> Tensor:
         """Final states `(B, W, width)` of a class token for each of `windows (B, W, 4)`, in cells of the grid.
@@ -247,7 +247,7 @@ class TextTower(nn.Module):
         causal = x.new_full((length, length), float("-inf")).triu(1)
         for block in self.blocks[:-1]:
             x = block(x, causal)
-        return _last(self.blocks).at(x, end, causal=True)
+        return last_block(self.blocks).at(x, end, causal=True)
 
 
 class ScenesModel(nn.Module):
@@ -265,7 +265,8 @@ class ScenesModel(nn.Module):
         return self.text.projection(self.text.norm(self.text.end_state(ids, end)))
 
 
-def _last(blocks: nn.ModuleList) -> Block:
+def last_block(blocks: nn.ModuleList) -> Block:
+    """The last block of a tower."""
     block = blocks[-1]
     assert isinstance(block, Block)
     return block

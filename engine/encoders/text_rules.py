@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ SIGLIP2_RULES = "lower case; end token; padded to the full length, which takes p
 LOWER_RULES = "lower case; padded to the full length"
 BLANKS_RULES = "case kept, blanks joined; padded to the full length"
 
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 POOLS = ("first", "last", "argmax", "eos")
 # Read through a tokenizer, these tell case, punctuation, accents, numbers and special tokens apart.
 _PROBES = ("A photo of two Red cats, not a DOG's!", "naïve café_42", "左 of   <b>", "")
@@ -100,6 +102,47 @@ def end_positions(ids: Tensor, pool: str, end_id: int) -> Tensor:
     if pool == "eos":
         return (ids == end_id).int().argmax(dim=-1)
     raise ValueError(f"text tower: pooling must be 'first', 'last', 'argmax' or 'eos', got {pool!r}")
+
+
+@dataclass(frozen=True)
+class EndRule:
+    """Which position of `ids (B, T)` a text tower pools; see `end_positions`."""
+
+    pool: str
+    end_id: int = 0
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        return end_positions(ids, self.pool, self.end_id)
+
+
+@dataclass(frozen=True)
+class Cleaning:
+    """What is done to a caption before it is split, by a name that can be stored.
+
+    `"none"`; `"lower"`; `"siglip"` (punctuation dropped, lower case, blanks joined); `"open_clip:<name>"`, one of
+    open_clip's own. Raises ValueError for another name when it is called.
+    """
+
+    name: str
+
+    def __call__(self, text: str) -> str:
+        if self.name.startswith("open_clip:"):
+            # Imported here: open_clip takes seconds, and other families do without it.
+            from open_clip.tokenizer import get_clean_fn
+
+            return get_clean_fn(self.name.removeprefix("open_clip:"))(text)
+        if self.name not in _CLEANINGS:
+            known = ", ".join(map(repr, _CLEANINGS))
+            raise ValueError(f"text rules: cleaning must be {known} or 'open_clip:<name>', got {self.name!r}")
+        return _CLEANINGS[self.name](text)
+
+
+def _canonical(text: str) -> str:
+    """SigLIP's training text. Its own tokenizer does the same, one that stands in for it may not."""
+    return " ".join(text.translate(_NO_PUNCTUATION).lower().split())
+
+
+_CLEANINGS: dict[str, Callable[[str], str]] = {"none": str, "lower": str.lower, "siglip": _canonical}
 
 
 def find_equal_after_cut(tokens: Tokens) -> list[list[int]]:

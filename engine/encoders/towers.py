@@ -115,6 +115,9 @@ class Recorder:
 def each_alone(function: Callable[[Tensor], Tensor], states: Tensor) -> Tensor:
     """Apply a function of sequences `(n, L, W)` to each position of `(..., W)` as its own sequence."""
     flat = states.reshape(-1, 1, states.shape[-1])
+    if torch.jit.is_tracing():
+        # A trace would keep the number of parts that these states happen to have.
+        return function(flat).reshape(*states.shape[:-1], -1)
     outputs = torch.cat([function(part) for part in flat.split(_ROWS_AT_ONCE)])
     return outputs.reshape(*states.shape[:-1], outputs.shape[-1])
 
@@ -126,10 +129,31 @@ class DualEncoder(Encoder):
     and the two calls into the model.
     """
 
+    _model: Any
     _image: Tower
     _text: Tower
     _dtype: torch.dtype
     _pixels: PixelRules
+    _model: Any
+    _tuned: bool = False
+
+    def unfreeze(self) -> nn.Module:
+        """The model with weights that want gradients, for a fine-tuning that has this encoder to itself.
+
+        The fingerprint is that of the weights before: a folder saved from now on states none, and loading it finds its
+        own. Raises ValueError for an encoder of half precision, which cannot be saved.
+        """
+        self._check_savable()
+        self._tuned = True
+        model: nn.Module = self._model.requires_grad_(True)
+        return model
+
+    def embed(self, pixels: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Embeddings of both sides as the source library computes them, with gradients and not normalised.
+
+        Arguments: `pixels` as `preprocess` makes them, in a batch; `ids` of `tokenize`.
+        """
+        return self._embed_pixels(pixels), self._embed_ids(ids)
 
     @abstractmethod
     def _embed_pixels(self, pixels: Tensor) -> Tensor:
@@ -149,7 +173,8 @@ class DualEncoder(Encoder):
 
     def _stated(self) -> dict[str, str]:
         """What a saved folder says about itself; see `refuse_changed_files`."""
-        return {"fingerprint": self.spec.fingerprint, "resize": self._pixels.mode}
+        facts = {} if self._tuned else {"fingerprint": self.spec.fingerprint}
+        return facts | {"resize": self._pixels.mode}
 
     def _patch_mask(self, pixels: Tensor) -> Tensor | None:
         """Bool `(B, P)`, True = a real patch; None when every patch is real."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import stat
-import string
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -25,14 +24,13 @@ from engine.encoders.hub_tokenizer import HubTokenizer
 from engine.encoders.pixels import PixelRules
 from engine.encoders.placement import place
 from engine.encoders.settings import three_numbers
-from engine.encoders.text_rules import HF_CLIP_RULES, SIGLIP2_RULES, SIGLIP_RULES, end_positions, probe
+from engine.encoders.text_rules import HF_CLIP_RULES, SIGLIP2_RULES, SIGLIP_RULES, Cleaning, EndRule, probe
 from engine.encoders.towers import DualEncoder, freeze, refuse_changed_files
 from engine.encoders.transformers_files import PROCESSOR_FILE, STATED_FILE, Files, read_files
 from engine.encoders.transformers_towers import image_tower, text_tower
 from engine.images import Interpolation, ResizePolicy
 
 _TEXT_RULES = {"clip": HF_CLIP_RULES, "siglip": SIGLIP_RULES, "siglip2": SIGLIP2_RULES}
-_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _FILTERS: dict[int, Interpolation] = {2: "bilinear", 3: "bicubic"}
 
 
@@ -207,18 +205,13 @@ def _tokenizer(model: Any, source: Any, family: str) -> HubTokenizer:
     text = model.config.text_config
     # Old CLIP configurations state 2, which is no end token; the model then pools the highest id.
     pool = "last" if family != "clip" else "argmax" if text.eos_token_id == 2 else "eos"
-    cleaners: dict[str, Callable[[str], str]] = {"clip": str, "siglip": _canonical, "siglip2": str.lower}
+    cleanings = {"clip": "none", "siglip": "siglip", "siglip2": "lower"}
     return HubTokenizer(
         source,
         int(text.max_position_embeddings),
-        clean=cleaners[family],
-        end=lambda ids: end_positions(ids, pool, text.eos_token_id),
+        clean=Cleaning(cleanings[family]),
+        end=EndRule(pool, int(text.eos_token_id)),
     )
-
-
-def _canonical(text: str) -> str:
-    """SigLIP's training text. Its own tokenizer does the same, one that stands in for it may not."""
-    return " ".join(text.translate(_NO_PUNCTUATION).lower().split())
 
 
 def _embed_dim(config: Any) -> int:

@@ -3,9 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
+from typing import TYPE_CHECKING, Protocol, get_args
+
+from torch import Tensor
 
 from engine.choices import Fill, FillName, GridName, RegionMode, check_choice, check_fill, check_flag
+
+if TYPE_CHECKING:
+    from engine.features.types import ImageFeatures
+
+
+class RegionHead(Protocol):
+    """What makes embeddings of regions from the patch states of one pass, in place of class rows of the tower."""
+
+    @property
+    def tag(self) -> str:
+        """Names it and its weights; regions of equal tags were made alike."""
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """1-indexed image layers it reads."""
+
+    def regions(self, images: ImageFeatures, boxes: Tensor) -> Tensor:
+        """Embeddings `(B, R, D)`, unit norm, of pixel boxes `(B, R, 4)` of pictures with `hidden` and `views`.
+
+        Raises ValueError for features of an encoder it does not belong to.
+        """
 
 
 @dataclass(frozen=True)
@@ -21,9 +44,10 @@ class RegionPlan:
             (the encoder's mean colour) or an RGB tuple of 0..255. Without effect on windows.
         full_image: the whole image is one of the regions (the first). Of the grid's alone: a user's own boxes in
             place of the grid are taken as they are, so whoever wants the whole image gives its box too.
+        head: of mode `"windows"` alone: a trained head that makes the regions; None takes class rows of the tower.
 
     Raises:
-        ValueError: an unknown grid, mode or fill.
+        ValueError: an unknown grid, mode or fill, or a head in another mode than `"windows"`.
         TypeError: a `full_image` that is no truth value.
     """
 
@@ -31,15 +55,18 @@ class RegionPlan:
     mode: RegionMode = "rescaled"
     fill: Fill = "border"
     full_image: bool = True
+    head: RegionHead | None = None
 
     def __post_init__(self) -> None:
         check_choice("RegionPlan", "grid", self.grid, get_args(GridName))
         check_choice("RegionPlan", "mode", self.mode, get_args(RegionMode))
         check_fill("RegionPlan", self.fill, get_args(FillName))
         check_flag("RegionPlan", "full_image", self.full_image)
+        if self.head is not None and self.mode != "windows":
+            raise ValueError(f"RegionPlan: head must go with mode 'windows', got it with {self.mode!r}")
 
     def __str__(self) -> str:
-        return f"{self.grid}/{self.mode}/{self._fill}/{'full' if self.full_image else 'parts'}"
+        return f"{self.grid}/{self.mode}/{self._fill}/{'full' if self.full_image else 'parts'}{self._tag}"
 
     @property
     def of_own_boxes(self) -> str:
@@ -48,7 +75,11 @@ class RegionPlan:
         >>> RegionPlan(mode="native").of_own_boxes
         'own/native/border'
         """
-        return "own/windows" if self.mode == "windows" else f"own/{self.mode}/{self._fill}"
+        return f"own/windows{self._tag}" if self.mode == "windows" else f"own/{self.mode}/{self._fill}"
+
+    @property
+    def _tag(self) -> str:
+        return "" if self.head is None else f"/{self.head.tag}"
 
     @property
     def _fill(self) -> str:

@@ -24,7 +24,7 @@ from engine.atomic_files import written_whole
 from engine.features import ImageFeatures, Needs, TextFeatures, missing
 
 FORMAT_VERSION = 1
-HeadType = TypeVar("HeadType", bound="Head")
+HeadType = TypeVar("HeadType", bound="StoredHead")
 ConfigType = TypeVar("ConfigType", bound="HeadConfig")
 
 
@@ -92,8 +92,8 @@ class Trainable(nn.Module, ABC):
         return sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad)
 
 
-class Head(Trainable):
-    """A trainable scorer of frozen features.
+class StoredHead(Trainable):
+    """A small trainable module on frozen features, built for an encoder and kept in a file of its own.
 
     Args:
         config: fitted to an encoder, see `HeadConfig`.
@@ -118,6 +118,36 @@ class Head(Trainable):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return cls(fitted, encoder=encoder.name, fingerprint=encoder.fingerprint)
+
+    def save(
+        self, path: str | PathLike[str], *, facts: Mapping[str, object] | None = None, half: bool = False
+    ) -> Path:
+        """Write one safetensors file, which `engine.heads.registry.load_head` reads.
+
+        `facts` are plain values kept beside the configuration, such as how the head was trained. `half` stores the
+        weights as float16, which is enough to serve them; they are read as float32.
+        """
+        plain = {
+            "kind": "head",
+            "format_version": FORMAT_VERSION,
+            "head": self.name,
+            "config": asdict(self.config),
+            "encoder": self.encoder,
+            "fingerprint": self.fingerprint,
+            "facts": dict(facts or {}),
+        }
+        state = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in self.state_dict().items()}
+        if half:
+            state = {name: tensor.half() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with written_whole(target) as unfinished:
+            save_file(state, unfinished, metadata={"peaksim": json.dumps(plain)})
+        return target
+
+
+class Head(StoredHead):
+    """A trainable scorer of frozen features; arguments as of `StoredHead`."""
 
     @abstractmethod
     def needs(self) -> Needs:
@@ -153,27 +183,6 @@ class Head(Trainable):
             raise ValueError(
                 f"{self.name}: pairs need as many images as texts, got {len(images)} images and {len(texts)} texts"
             )
-
-    def save(self, path: str | PathLike[str], *, facts: Mapping[str, object] | None = None) -> Path:
-        """Write one safetensors file, which `engine.heads.registry.load_head` reads.
-
-        `facts` are plain values kept beside the configuration, such as how the head was trained.
-        """
-        plain = {
-            "kind": "head",
-            "format_version": FORMAT_VERSION,
-            "head": self.name,
-            "config": asdict(self.config),
-            "encoder": self.encoder,
-            "fingerprint": self.fingerprint,
-            "facts": dict(facts or {}),
-        }
-        state = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in self.state_dict().items()}
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with written_whole(target) as unfinished:
-            save_file(state, unfinished, metadata={"peaksim": json.dumps(plain)})
-        return target
 
 
 @dataclass(frozen=True)
@@ -249,7 +258,7 @@ def shipped_head(name: str, model: str = "scenes") -> Path:
     return path
 
 
-def check_belongs(who: str, head: Head, fingerprint: str) -> None:
+def check_belongs(who: str, head: StoredHead, fingerprint: str) -> None:
     """Raise ValueError when head and features come from different encoders; an empty fingerprint fits all."""
     if head.fingerprint and fingerprint and head.fingerprint != fingerprint:
         raise ValueError(

@@ -19,28 +19,27 @@ ALPHA = 0.5
 class ECNConfig:
     """Sizes and layers of an `ECN`; 0 stands for what the encoder decides, see `PeakPatchConfig.fitted`.
 
-    Attributes:
-        width: hidden width W of the text tower.
-        embed_dim: width D of the shared space.
-        hidden: width of the two hidden layers.
-        heads: of the attention pool; divides `width`.
-        dropout: of the attention and after each hidden layer, while training.
-        peak, anchor: 1-indexed text layers: where contrasts are strongest, and another one, earlier in
-            the paper.
-        use_anchor, use_pool: whether the anchor's end token and the attention pool are read (switches of the ablation).
-
     Raises ValueError for sizes below 0 or a dropout outside [0, 1).
     """
 
     width: int = 0
+    """Hidden width W of the text tower."""
     embed_dim: int = 0
+    """Width D of the shared space."""
     hidden: int = 0
+    """Width of the two hidden layers of the correction of captions."""
     heads: int = 0
+    """Heads of the attention pool; their number divides the width."""
     dropout: float = 0.1
+    """Of the attention and after each hidden layer, while training."""
     peak: int = 0
+    """Text layer, from 1, where contrasts are strongest."""
     anchor: int = 0
+    """Another text layer, earlier in the paper."""
     use_anchor: bool = True
+    """Read the anchor's end token (a switch of the ablation)."""
     use_pool: bool = True
+    """Read the attention pool over the peak's tokens (a switch of the ablation)."""
 
     def __post_init__(self) -> None:
         check_sizes(self, ("width", "embed_dim", "hidden", "heads", "peak", "anchor"))

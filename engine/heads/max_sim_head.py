@@ -33,17 +33,16 @@ class MaxSimHeadConfig(HeadConfig):
     heads: int = 4
     """Attention heads of the text layer."""
     reach: int = 1
-    """How many patches beyond itself, on every side, the vector of a patch is made of. 1 sees the 3 × 3 patches around:
-    an object rarely lies within one. 0 is an MLP for each patch alone."""
+    """Patches on every side that a patch's vector is made of too (1: 3 × 3); 0 is an MLP for each alone."""
     temperature: float = 0.05
     """Temperature τ of the soft maximum, τ·logsumexp(s/τ), at the start of training."""
     final_temperature: float = 0.02
     """Temperature at the end, reached geometrically; a head that is served soft keeps it."""
     initial_scale: float = 20.0
     """Scale of the contrastive logits at the start; learned."""
+    # Later ones know of the whole picture, which is a shortcut around who has what.
     image_layers: tuple[int, ...] = ()
-    """Image blocks, from 1, whose patches are read; none takes those at a sixth, a third and half of the depth. Later
-    ones know of the whole picture, which is a shortcut around who has what."""
+    """Image blocks, from 1, whose patches are read; none takes those at a sixth, a third and half of the depth."""
     text_layers: tuple[int, ...] = ()
     """Text blocks, from 1, whose tokens are read; none takes the last."""
     image_width: int = 0
@@ -148,11 +147,14 @@ class MaxSimHead(Head):
         T reaches to the last position that any of the texts uses.
         """
         texts = shortened(texts)
-        seen, words = kept_tokens(texts)
-        x = self.text_in(token_states(texts, self.config.text_layers, self.gate.weight))
+        return self.read_tokens(token_states(texts, self.config.text_layers, self.gate.weight), *kept_tokens(texts))
+
+    def read_tokens(self, states: Tensor, seen: Tensor, words: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What `encode_texts` gives, from token states `(B, T, states)` and the masks of `kept_tokens`."""
+        x = self.text_in(states)
         x = self.text_norm(self.text_layer(x, seen))
         # A caption without a word is asked by its start and end: a softmax over nothing would be NaN.
-        words = torch.where(words.any(dim=1, keepdim=True), words, seen)
+        words = words | (seen & ~words.any(dim=1, keepdim=True))
         gates = self.gate(x)[..., 0].float().masked_fill(~words, -torch.inf).softmax(dim=1)
         return unit(self.text_out(x)), gates, words
 

@@ -144,9 +144,7 @@ class PairTransformer(nn.Module):
         """The sequences of all pairs, the score token first."""
         first = self._side(self.score_token, torch.ones(1, 1, dtype=torch.bool, device=images.x.device))
         parts = zip(first, images, texts, strict=True)
-        return Side(
-            *(torch.cat([token.expand(len(image), *token.shape[1:]), image, text], 1) for token, image, text in parts)
-        )
+        return Side(*(torch.cat([x.expand(y.shape[0], *x.shape[1:]), y, z], dim=1) for x, y, z in parts))
 
     def _layers(self) -> Iterator[PairLayer]:
         for layer in self.layers:
@@ -170,7 +168,8 @@ def head_count(width: int) -> int:
 
 def _centred(x: Tensor) -> Tensor:
     """Zero mean and unit variance: hidden states of encoders differ in scale by orders of magnitude."""
-    return functional.layer_norm(x, x.shape[-1:])
+    # As a number: a graph that is traced of this must know the width.
+    return functional.layer_norm(x, (int(x.shape[-1]),))
 
 
 def parameter_count(sizes: PairSizes) -> int:

@@ -21,18 +21,12 @@ _BLOCK_VALUES = 1 << 24
 
 @dataclass(frozen=True)
 class PeakPatchConfig(ECNConfig, SCNConfig, HeadConfig):
-    """Sizes, layers and parts of a `PeakPatch` head; fitted to ViT-B/32 they are those of the paper.
-
-    Attributes:
-        parts: `"both"`, `"ecn"` or `"scn"`.
-        norm_eps: of the encoder's final layer norm.
-        width, embed_dim, hidden, heads, peak, anchor, use_anchor, use_pool: see `ECNConfig`.
-        low, score_hidden, context, bound: see `SCNConfig`.
-        dropout: of both.
-    """
+    """Sizes, layers and parts of a `PeakPatch` head; fitted to ViT-B/32 they are those of the paper."""
 
     parts: str = "both"
+    """The corrections there are: both, ecn (of captions) or scn (of scores)."""
     norm_eps: float = 1e-5
+    """Of the encoder's final layer norm."""
 
     def __post_init__(self) -> None:
         ECNConfig.__post_init__(self)

@@ -16,22 +16,21 @@ from engine.ops.peak_patch_correct import peak_patch_pairs
 class SCNConfig:
     """Sizes and layer of an `SCN`; 0 stands for what the encoder decides, see `PeakPatchConfig.fitted`.
 
-    Attributes:
-        embed_dim: width D of the shared space.
-        low: 1-indexed text layer whose embedding stands beside the (corrected) last one.
-        score_hidden, context: widths of the two context networks, before and after.
-        dropout: before the last layer, while training.
-        bound: the correction lies in (−bound, bound).
-
     Raises ValueError for sizes below 0, a bound that is not positive or a dropout outside [0, 1).
     """
 
     embed_dim: int = 0
+    """Width D of the shared space."""
     low: int = 0
+    """Text layer, from 1, whose embedding stands beside the (corrected) last one."""
     score_hidden: int = 0
+    """Width of the hidden layers of both context networks of the correction of scores."""
     context: int = 0
+    """Width of what both context networks give."""
     dropout: float = 0.1
+    """Before the last layer, while training."""
     bound: float = 0.2
+    """The correction lies in (−bound, bound)."""
 
     def __post_init__(self) -> None:
         check_sizes(self, ("embed_dim", "low", "score_hidden", "context"))

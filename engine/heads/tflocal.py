@@ -34,8 +34,7 @@ class TFLocalConfig(HeadConfig):
     mlp: int = 0
     """Width of the MLPs; 0 takes four times the width."""
     reach: int = 0
-    """How many patches beyond itself, on every side, a patch is read with: above 0 by a small convolution before the
-    transformer. 0 reads it alone, as in the paper."""
+    """Patches on every side that one is read with, by a small convolution; 0 reads it alone, as in the paper."""
     image_layers: tuple[int, ...] = ()
     """Image blocks, from 1, whose patches are read; none takes the last."""
     text_layers: tuple[int, ...] = ()

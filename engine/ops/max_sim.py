@@ -16,6 +16,7 @@ from engine.ops.checks import (
     choose_backend,
     name_of,
 )
+from engine.ops.direct import direct_scores
 from engine.ops.native import as_array, dense_arrays, dense_rows, extension, forced_isa
 from engine.reference import max_sim as reference
 from engine.reference.max_sim import Incoming, Outputs
@@ -146,13 +147,12 @@ def _max_sim_backward(
         return grads[0].to(q.dtype), grads[1].to(d.dtype)
     if backend == "triton":
         from engine.kernels.max_sim_backward import max_sim_backward
+        from engine.kernels.max_sim_plan import Side
 
         incoming = (grad_scores, grad_values, argmax), (grad_reverse_scores, grad_reverse_values, reverse_argmax)
+        sides = Side(dense_rows(q), q_mask, q_weights), Side(dense_rows(d), d_mask, d_weights)
         with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
-            return max_sim_backward(
-                dense_rows(q), dense_rows(d), (q_mask, d_mask), (q_weights, d_weights), incoming,
-                temperature=temperature, pairs=pairs, precision=precision,
-            )  # fmt: skip
+            return max_sim_backward(*sides, incoming, temperature=temperature, pairs=pairs, precision=precision)
     forward = None if grad_scores is None else Incoming(grad_scores, grad_values, argmax)
     reverse = None
     if grad_reverse_scores is not None:
@@ -321,8 +321,13 @@ def _call(
     backend: str | None,
 ) -> Tensor | MaxSimOutput:
     """Check the arguments once, run the op, give back what was asked for."""
-    check_tokens(op, q, d)
     q_mask, d_mask, q_weights, d_weights = per_token
+    plain = not (symmetric or return_alignment) and d_weights is None and precision == "ieee"
+    if plain and (backend is None or backend == "auto" or backend == "cpp"):
+        scores = direct_scores(op, q, d, (q_mask, d_mask, q_weights), temperature, pairs)
+        if scores is not None:
+            return scores
+    check_tokens(op, q, d)
     check_per_token(op, "q_mask", q_mask, q, "(N, Lq)" if pairs else "(Nq, Lq)", mask=True)
     check_per_token(op, "d_mask", d_mask, d, "(N, Ld)" if pairs else "(Nd, Ld)", mask=True)
     check_per_token(op, "q_weights", q_weights, q, "(N, Lq)" if pairs else "(Nq, Lq)", mask=False)

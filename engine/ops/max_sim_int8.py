@@ -11,6 +11,7 @@ from engine.ops.max_sim_varlen import fill_tail, launch, offsets_of
 from engine.ops.native import as_array, dense_rows, extension, forced_isa
 from engine.ops.quantize import check_quantized
 from engine.reference import max_sim_int8 as reference
+from engine.reference.max_sim import empty_outputs as of_dense
 from engine.reference.max_sim_varlen import Items, empty_outputs
 from engine.reference.quantize import QuantizedTokens
 
@@ -27,6 +28,7 @@ def _max_sim_int8(
     q_mask: Tensor | None,
     d_mask: Tensor | None,
     q_weights: Tensor | None,
+    pairs: bool,
     need_argmax: bool,
     need_values: bool,
     backend: str,
@@ -40,29 +42,31 @@ def _max_sim_int8(
             q_weights,
         )  # fmt: skip
         scores, _, argmax, values, _, _ = reference.max_sim_int8(
-            *sides, need_argmax=need_argmax, need_values=need_values
+            *sides, pairs=pairs, need_argmax=need_argmax, need_values=need_values
         )
         return scores, argmax, values
-    outputs = _empty(q, d, q_cu_seqlens, d_cu_seqlens, need_argmax, need_values)
+    outputs = _empty(q, d, q_cu_seqlens, d_cu_seqlens, pairs, need_argmax, need_values)
     fill_tail(outputs[1:], q_cu_seqlens)
     if outputs[0].numel() == 0:
         return outputs
     if backend == "triton":
         sides = Items(q, q_cu_seqlens, q_mask, q_weights), Items(d, d_cu_seqlens, d_mask, None)
-        launch_codes(*sides, (q_scales, d_scales), outputs)
+        launch_codes(*sides, (q_scales, d_scales), outputs, pairs)
     else:
         extension(OP).max_sim_int8(
             *native_arguments(q, d, q_scales, d_scales, q_cu_seqlens, d_cu_seqlens, q_mask, d_mask, q_weights),
-            *map(as_array, outputs), forced_isa(), torch.get_num_threads(),
+            pairs, *map(as_array, outputs), forced_isa(), torch.get_num_threads(),
         )  # fmt: skip
     return outputs
 
 
-def launch_codes(q: Items, d: Items, scales: tuple[Tensor, Tensor], outputs: tuple[Tensor, Tensor, Tensor]) -> None:
+def launch_codes(
+    q: Items, d: Items, scales: tuple[Tensor, Tensor], outputs: tuple[Tensor, Tensor, Tensor], pairs: bool = False
+) -> None:
     """Fill scores, argmax and values by the Triton kernels."""
     scores, argmax, values = outputs
     nothing, places = scores.new_empty(0), scores.new_empty(0, dtype=torch.int32)
-    launch(q, d, (scores, nothing, argmax, values, places, nothing), scales=scales)
+    launch(q, d, (scores, nothing, argmax, values, places, nothing), scales=scales, pairs=pairs)
 
 
 def native_arguments(q: Tensor, d: Tensor, q_scales: Tensor, d_scales: Tensor, *rest: Tensor | None) -> list:
@@ -76,8 +80,19 @@ def native_arguments(q: Tensor, d: Tensor, q_scales: Tensor, d_scales: Tensor, *
 
 
 def _empty(
-    q: Tensor, d: Tensor, q_bounds: Tensor | None, d_bounds: Tensor | None, need_argmax: bool, need_values: bool
+    q: Tensor,
+    d: Tensor,
+    q_bounds: Tensor | None,
+    d_bounds: Tensor | None,
+    pairs: bool,
+    need_argmax: bool,
+    need_values: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    if pairs:
+        scores, _, argmax, values, _, _ = of_dense(
+            q, d, symmetric=False, pairs=True, need_argmax=need_argmax, need_values=need_values
+        )
+        return scores, argmax, values
     scores, _, argmax, values, _, _ = empty_outputs(
         Items(q, q_bounds, None, None), Items(d, d_bounds, None, None),
         symmetric=False, need_argmax=need_argmax, need_values=need_values,
@@ -99,11 +114,12 @@ def _max_sim_int8_fake(
     q_mask: Tensor | None,
     d_mask: Tensor | None,
     q_weights: Tensor | None,
+    pairs: bool,
     need_argmax: bool,
     need_values: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _empty(q, d, q_cu_seqlens, d_cu_seqlens, need_argmax, need_values)
+    return _empty(q, d, q_cu_seqlens, d_cu_seqlens, pairs, need_argmax, need_values)
 
 
 def max_sim_int8(
@@ -115,6 +131,7 @@ def max_sim_int8(
     q_mask: Tensor | None = None,
     d_mask: Tensor | None = None,
     q_weights: Tensor | None = None,
+    pairs: bool = False,
     return_alignment: bool = False,
     backend: str | None = None,
 ) -> Tensor | MaxSimOutput:
@@ -127,13 +144,14 @@ def max_sim_int8(
             `(total, D)` with their boundaries as in `max_sim_varlen`.
         q_mask, d_mask: bool `(Nq, Lq)` and `(Nd, Ld)`, `(total,)` for packed sides, True = keep.
         q_weights: `(Nq, Lq)` or `(q_total,)` floating, what each query token counts; by default 1.
+        pairs: score query i and document i alone, as `max_sim_pairs` does; both sides are dense.
         return_alignment: also give each query token's winner and value.
         backend: "cpp" (CPU), "triton" (CUDA) or "reference" (plain torch, any device); by default, or with "auto", by
             the tensors' device.
 
     Returns:
         scores `(Nq, Nd)` float32, or a `MaxSimOutput` with argmax and values laid out as those of `max_sim_varlen`.
-        There is no gradient.
+        With `pairs` all lack the axis Nd. There is no gradient.
 
     Raises:
         TypeError, ValueError: an argument of the wrong type, dtype, shape, device or range.
@@ -145,17 +163,33 @@ def max_sim_int8(
     tensor([[2.]])
     """
     check_codes(OP, q, d, q_cu_seqlens, d_cu_seqlens, q_mask, d_mask, q_weights)
+    if pairs:
+        _check_pairs(q, d, q_cu_seqlens, d_cu_seqlens)
     chosen = choose_backend(OP, backend, q.codes)
     weights = None if q_weights is None else q_weights.to(torch.float32)
     scores, argmax, values = max_sim_int8_op(
-        q.codes, d.codes, q.scales, d.scales, q_cu_seqlens, d_cu_seqlens, q_mask, d_mask, weights, return_alignment,
-        return_alignment, chosen,
+        q.codes, d.codes, q.scales, d.scales, q_cu_seqlens, d_cu_seqlens, q_mask, d_mask, weights, pairs,
+        return_alignment, return_alignment, chosen,
     )  # fmt: skip
+    if pairs:
+        scores, argmax, values = (x[:, 0] if x.ndim > 1 else x for x in (scores, argmax, values))
     if not return_alignment:
         return scores
     if q_cu_seqlens is not None:
         argmax, values = argmax.T, values.T
     return MaxSimOutput(scores, None, argmax, values)
+
+
+def _check_pairs(
+    q: QuantizedTokens, d: QuantizedTokens, q_cu_seqlens: Tensor | None, d_cu_seqlens: Tensor | None
+) -> None:
+    """Two dense sides of one number of items."""
+    for name, bounds in (("q_cu_seqlens", q_cu_seqlens), ("d_cu_seqlens", d_cu_seqlens)):
+        if bounds is not None:
+            raise ValueError(f"{OP}: pairs are of dense sides and need {name}=None, got boundaries")
+    if q.codes.shape[0] != d.codes.shape[0]:
+        numbers = f"{q.codes.shape[0]} and {d.codes.shape[0]}"
+        raise ValueError(f"{OP}: q and d must be equal in number, got {numbers}")
 
 
 def check_codes(

@@ -76,22 +76,27 @@ def launch(
     temperature: float | None = None,
     precision: str = "ieee",
     scales: tuple[Tensor | None, Tensor | None] = (None, None),
+    pairs: bool = False,
 ) -> None:
-    """Fill `outputs` by the Triton kernels; with scales, tokens are int8 codes."""
+    """Fill `outputs` by the Triton kernels; with scales, tokens are int8 codes. Pairs are dense."""
     from engine.kernels.max_sim import score_sides
-    from engine.kernels.max_sim_plan import Side
 
-    sides = []
-    for side, its_scales in zip((q, d), scales, strict=True):
-        bounds, longest = side.cu_seqlens, 0
-        if bounds is not None:
-            bounds = bounds.to(torch.int64).contiguous()
-            longest = int(bounds.diff().max())
-        its_scales = None if its_scales is None else its_scales.contiguous()
-        sides.append(Side(dense_rows(side.tokens), side.mask, side.weights, bounds, its_scales, longest))
+    sides = [_side(items, its) for items, its in zip((q, d), scales, strict=True)]
     # Triton launches on the current device, which need not be the tensors'.
     with torch.cuda.device(q.tokens.device) if q.tokens.is_cuda else nullcontext():
-        score_sides(sides[0], sides[1], outputs, temperature, False, precision)
+        score_sides(sides[0], sides[1], outputs, temperature, pairs, precision)
+
+
+def _side(items: Items, scales: Tensor | None = None) -> Any:
+    """The queries or the documents as the Triton launchers take them."""
+    from engine.kernels.max_sim_plan import Side
+
+    bounds, longest = items.cu_seqlens, 0
+    if bounds is not None:
+        bounds = bounds.to(torch.int64).contiguous()
+        longest = int(bounds.diff().max()) if items.number else 0
+    scales = None if scales is None else scales.contiguous()
+    return Side(dense_rows(items.tokens), items.mask, items.weights, bounds, scales, longest)
 
 
 def fill_tail(per_token: tuple[Tensor, ...], cu_seqlens: Tensor | None) -> None:
@@ -155,7 +160,7 @@ def _max_sim_varlen_backward(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of q and d; a direction whose gradient of scores is None takes no part.
 
-    Without kernels of its own for a backend, it runs in the reference.
+    In tiles and in a fixed order on every backend.
     """
     if backend == "cpp":
         grads = q.new_empty(q.shape, dtype=torch.float32), d.new_empty(d.shape, dtype=torch.float32)
@@ -177,11 +182,19 @@ def _max_sim_varlen_backward(
                 *dense_arrays(*ahead, *back), *last,
             )  # fmt: skip
         return grads[0].to(q.dtype), grads[1].to(d.dtype)
+    queries, documents = Items(q, q_cu_seqlens, q_mask, q_weights), Items(d, d_cu_seqlens, d_mask, d_weights)
+    if backend == "triton":
+        from engine.kernels.max_sim_backward import max_sim_backward
+
+        incoming = (grad_scores, grad_values, argmax), (grad_reverse_scores, grad_reverse_values, reverse_argmax)
+        with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
+            return max_sim_backward(
+                _side(queries), _side(documents), incoming, temperature=temperature, pairs=False, precision=precision
+            )
     forward = None if grad_scores is None else Incoming(grad_scores, grad_values, argmax)
     reverse = None
     if grad_reverse_scores is not None:
         reverse = Incoming(grad_reverse_scores, grad_reverse_values, reverse_argmax)
-    queries, documents = Items(q, q_cu_seqlens, q_mask, q_weights), Items(d, d_cu_seqlens, d_mask, d_weights)
     return reference.max_sim_varlen_backward(
         queries, documents, forward, reverse, temperature=temperature, precision=precision
     )

@@ -11,7 +11,8 @@ What is particular:
   maximum, by the query token's after it: values are the same bit by bit on every backend.
 * A token with scale NaN (its vector held NaN or an infinity) gives NaN; among documents' tokens its place is the
   argmax.
-* There is the hard maximum alone, one direction, and no gradient.
+* There is the hard maximum alone, one direction, and no gradient. Pairs, as in `engine.reference.max_sim`, are of dense
+  sides.
 """
 
 from __future__ import annotations
@@ -40,8 +41,16 @@ def items_of(
     return queries, Items(d.codes, d_cu_seqlens, d_mask, d.scales)
 
 
-def max_sim_int8(q: Items, d: Items, *, need_argmax: bool = False, need_values: bool = False) -> Outputs:
+def max_sim_int8(
+    q: Items, d: Items, *, pairs: bool = False, need_argmax: bool = False, need_values: bool = False
+) -> Outputs:
     """The contract above, for sides of `items_of`; returns what `engine.reference.max_sim_varlen` does."""
+    if pairs:
+        assert q.weights is not None and d.weights is not None
+        return score_codes(
+            q.tokens, d.tokens, q.mask, d.mask, q.weights, d.weights, pairs=True, need_argmax=need_argmax,
+            need_values=need_values,
+        )  # fmt: skip
     return max_sim_varlen(q, d, need_argmax=need_argmax, need_values=need_values, scorer=score_codes)
 
 
@@ -56,19 +65,21 @@ def score_codes(
     temperature: float | None = None,
     precision: str = "ieee",
     symmetric: bool = False,
+    pairs: bool = False,
     need_argmax: bool = False,
     need_values: bool = False,
 ) -> Outputs:
     """The dense form: codes `(N, L, D)`, weights and scales of queries `(Nq, Lq, 2)`, documents' scales `(Nd, Ld)`."""
     assert temperature is None and not symmetric and precision == "ieee", "codes have the hard form alone"
     q_keep, d_keep = Side.of(q, q_mask, None).keep, Side.of(d, d_mask, None).keep
-    outputs = dense.empty_outputs(q, d, symmetric=False, pairs=False, need_argmax=need_argmax, need_values=need_values)
+    outputs = dense.empty_outputs(q, d, symmetric=False, pairs=pairs, need_argmax=need_argmax, need_values=need_values)
     scores, _, argmax, values, _, _ = outputs
-    for tile in dense.tiles(q, d, False):
+    for tile in dense.tiles(q, d, pairs):
         a, b = tile.queries, tile.documents
         # float64 holds the integers exactly.
-        products = torch.einsum("auk,btk->abut", q[a].double(), d[b].double()).to(torch.float32)
-        best, place = dense.pool(products * d_scales[None, b, None], d_keep[None, b, None], None)
+        products = dense.similarities(q[a].double(), d[b].double(), pairs, "ieee").to(torch.float32)
+        b_scales, b_keep = (x[b, None, None] if pairs else x[None, b, None] for x in (d_scales, d_keep))
+        best, place = dense.pool(products * b_scales, b_keep, None)
         place = place.masked_fill(~q_keep[a, None], -1)
         weight, scale = q_weights[a, None].unbind(-1)
         value = (scale * best).masked_fill(place < 0, 0)

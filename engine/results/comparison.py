@@ -15,7 +15,6 @@ from engine.results.comparison_runs import (
     BATCH,
     CATEGORIES,
     FINETUNE,
-    GROUP,
     ITEMS,
     SPLITS,
     STEPS,
@@ -37,9 +36,9 @@ QUICK_ITEMS = 25
 CHANCE = 1 / 6
 TITLES = {"in_domain": "In domain", "held_out": "Held-out combinations"}
 NEGATIVES_IN_WORDS = {
-    "in_batch": "in-batch only",
-    "captions": "and hard captions",
-    "quads": "and 2 × 2 pairs",
+    "in_batch": "in-batch",
+    "captions": "captions",
+    "quads": "2 × 2 pairs",
 }
 
 
@@ -54,8 +53,8 @@ class Claim(NamedTuple):
 CLAIMS = (
     Claim("`tflocal` above `tfglobal`", ("tflocal", "quads"), ("tfglobal", "quads")),
     Claim("`tflocal` above full fine-tuning", ("tflocal", "quads"), (FINETUNE, "quads")),
-    Claim("`tflocal`: 2 × 2 pairs above hard captions", ("tflocal", "quads"), ("tflocal", "captions")),
-    Claim("`tflocal`: hard captions above chance", ("tflocal", "captions"), None),
+    Claim("`tflocal`: 2 × 2 pairs above captions", ("tflocal", "quads"), ("tflocal", "captions")),
+    Claim("`tflocal`: captions above chance", ("tflocal", "captions"), None),
     Claim("`tflocal`: in-batch negatives above chance", ("tflocal", "in_batch"), None),
     Claim("`max_sim_head` above `tflocal`", ("max_sim_head", "quads"), ("tflocal", "quads")),
 )
@@ -109,17 +108,18 @@ def _shipped(run: Run) -> list[Figure]:
 
 
 def _head(lines: Sequence[Mapping[str, Any]]) -> str:
-    seeds = sorted({line["seed"] for line in lines})
     absent = [cell.name for cell in cells() if cell not in {_cell(line) for line in lines}]
     words = (
         "## What is worth training\n\n"
         "Heads on the frozen model and full fine-tuning of it, each with three kinds of negatives and the same budget: "
-        f"{STEPS} steps of {BATCH} quads ({STEPS * BATCH:,} of 8,000, in the same order of each seed). The loss is "
-        f"symmetric InfoNCE within groups of {GROUP} (*in-batch only*), plus each image against its own hard-negative "
-        "caption (*and hard captions*), or plus the cross-entropy within each quad (*and 2 × 2 pairs*). Group score in "
-        f"per cent: mean over seeds {', '.join(map(str, seeds))} ± half the mean 95 % interval over {ITEMS} items of "
-        "one seed (lowest–highest seed); chance 16.7. Every run stands in `docs/results/comparison.jsonl`, its log in "
-        "`comparison-logs.jsonl`."
+        f"{sum(STEPS)} steps of {BATCH} quads ({BATCH * sum(STEPS):,} of 8,000, in the same order of each seed). A "
+        "pair is held against the rest of the batch (*in-batch*: symmetric InfoNCE, for TFLocal and TFGlobal, which "
+        f"run once a pair, in groups of {ARMS['tflocal'].group}), against its hard-negative caption (*captions*), or "
+        "in both choices within its quad (*2 × 2 pairs*); the latter two beside the batch in the first half, alone in "
+        "the second. "
+        f"Group score in per cent: mean over seeds ± half the mean 95 % interval over {ITEMS} items of one seed "
+        "(lowest–highest seed, where there are several); chance 16.7. Every run stands in "
+        "`docs/results/comparison.jsonl`, its log in `comparison-logs.jsonl`."
     )
     return words + (f" Not run: {', '.join(absent)}." if absent else "")
 
@@ -127,8 +127,8 @@ def _head(lines: Sequence[Mapping[str, Any]]) -> str:
 def _table(lines: Sequence[Mapping[str, Any]], split: str) -> str:
     rows = [
         f"### {TITLES[split]}\n",
-        "| trained | negatives | parameters | s a run | " + " | ".join(map(str.capitalize, CATEGORIES)) + " |",
-        "|---" * (4 + len(CATEGORIES)) + "|",
+        "| trained | negatives | seeds | parameters | s a run | " + " | ".join(map(str.capitalize, CATEGORIES)) + " |",
+        "|---" * (5 + len(CATEGORIES)) + "|",
     ]
     for arm in ARMS:
         for negatives in NEGATIVES:
@@ -137,9 +137,11 @@ def _table(lines: Sequence[Mapping[str, Any]], split: str) -> str:
                 continue
             seconds = sum(line["seconds"] for line in own) / len(own)
             cells_ = [_range([line for line in own if line["category"] == category]) for category in CATEGORIES]
-            words = NEGATIVES_IN_WORDS[negatives]
+            words, seeds = NEGATIVES_IN_WORDS[negatives], len({line["seed"] for line in own})
             rows.append(
-                f"| `{arm}` | {words} | {own[0]['parameters']:,} | {seconds:.0f} | " + " | ".join(cells_) + " |"
+                f"| `{arm}` | {words} | {seeds} | {own[0]['parameters']:,} | {seconds:.0f} | "
+                + " | ".join(cells_)
+                + " |"
             )
     return "\n".join(rows)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from engine.results import generator, peak_patch, scorers
+from engine.results import max_sim_head, retrieval, scorers
 from engine.results.run import Run
 
 Section = Callable[[Run], str]
@@ -12,13 +12,12 @@ Training = Callable[[Run], None]
 
 SECTIONS: Mapping[str, Section] = {
     scorers.NAME: scorers.section,
-    peak_patch.NAME: peak_patch.section,
-    generator.NAME: generator.section,
+    max_sim_head.NAME: max_sim_head.section,
+    retrieval.NAME: retrieval.section,
 }
 # Each goes on where it was stopped, and leaves the figures that its section shows.
 TRAININGS: Mapping[str, Training] = {
-    peak_patch.NAME: peak_patch.train,
-    generator.NAME: generator.train,
+    max_sim_head.NAME: max_sim_head.train,
 }
 
 

@@ -10,6 +10,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from engine.features import ImageFeatures, Needs, RegionPlan, TextFeatures, missing
+from engine.scorers.late import LateQueries
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,10 @@ class Scorer(ABC):
     @abstractmethod
     def matches(self, images: ImageFeatures, texts: TextFeatures) -> list[Match]:
         """What found what, for one image and one text (features of one row each)."""
+
+    def late_queries(self, texts: TextFeatures) -> LateQueries | None:
+        """The text's side of the score, where it is a sum of maxima that an index can scan; else None, as here."""
+        return None
 
     def check(self, images: ImageFeatures, texts: TextFeatures, *, aligned_taps: Sequence[str] = ()) -> None:
         """Raise ValueError when the features lack what this scorer needs, or come from different encoders.

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from engine.features import ImageFeatures, Needs, TextFeatures
 from engine.scorers.base import Match, Scorer, caption, whole_image
+from engine.scorers.late import LateQueries
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,10 @@ class GlobalCosine(Scorer):
         """Cosines `(n,)` of image i with text i, float32."""
         self.check_pairs(images, texts)
         return (images.embedding.float() * texts.embedding.float()).sum(dim=1)
+
+    def late_queries(self, texts: TextFeatures) -> LateQueries:
+        """One vector a text."""
+        return LateQueries("global", texts.embedding[:, None], torch.ones(len(texts), 1))
 
     def matches(self, images: ImageFeatures, texts: TextFeatures) -> list[Match]:
         """One match: the whole caption with the whole image."""

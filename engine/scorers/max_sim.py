@@ -13,6 +13,7 @@ from engine.features import ImageFeatures, Needs, TextFeatures
 from engine.ops.checks import check_temperature
 from engine.ops.max_sim import max_sim, max_sim_pairs
 from engine.scorers.base import Match, Scorer
+from engine.scorers.late import LateQueries
 
 Direction = Literal["text_to_image", "image_to_text", "symmetric"]
 Reduction = Literal["mean", "sum"]
@@ -71,6 +72,17 @@ class MaxSim(Scorer):
         """Similarities `(n,)` of image i with text i, float32."""
         self.check_pairs(images, texts)
         return self._scores(images, texts, pairs=True)
+
+    def late_queries(self, texts: TextFeatures) -> LateQueries | None:
+        """The word pieces with their weights; None where the image asks."""
+        if self.direction != "text_to_image":
+            return None
+        if texts.tokens is None:
+            raise ValueError(f"{self.name}: needs text tokens; encode the texts with scorer={self.name!r}")
+        weights = _mean_weights(texts.tokens, texts.token_mask)
+        if self.reduction == "sum":
+            weights = (weights != 0).float()
+        return LateQueries("patches", texts.tokens, weights, self.temperature)
 
     def matches(self, images: ImageFeatures, texts: TextFeatures) -> list[Match]:
         """Every word piece with its best patch, every patch with its best word piece, or both by halves."""

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from engine.choices import Backend, check_choice
 from engine.features import ImageFeatures, TextFeatures
+from engine.heads.base import check_belongs
 from engine.heads.max_sim_head import MaxSimHead
 from engine.scorers.base import Match
+from engine.scorers.late import LateQueries
 from engine.scorers.learned import HeadScorer
 from engine.scorers.max_sim import patch_box
 
@@ -48,6 +50,15 @@ class MaxSimHeadScorer(HeadScorer):
         """Scores `(n,)` of image i with text i, float32."""
         self.check_pairs(images, texts)
         return self._scores(images, texts, pairs=True)
+
+    def late_queries(self, texts: TextFeatures) -> LateQueries:
+        """The projected words with their gates."""
+        check_belongs(f"{self.name}: the texts", self.module, texts.fingerprint)
+        head = self._head(texts.embedding.device)
+        with torch.no_grad():
+            vectors, gates, words = head.encode_texts(texts)
+        soft = head.temperature if self.maximum == "soft" else None
+        return LateQueries("head", vectors, gates.masked_fill(~words, 0), soft)
 
     def matches(self, images: ImageFeatures, texts: TextFeatures) -> list[Match]:
         """Every word with its best patch; the weights are the gates."""

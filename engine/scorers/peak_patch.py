@@ -10,8 +10,10 @@ from torch import Tensor
 
 from engine.choices import Backend, check_choice
 from engine.features import ImageFeatures, TextFeatures
+from engine.heads.base import check_belongs
 from engine.heads.peak_patch import PeakPatch
 from engine.scorers.base import Match, caption, whole_image
+from engine.scorers.late import LateQueries
 from engine.scorers.learned import HeadScorer
 
 
@@ -45,6 +47,16 @@ class PeakPatchScorer(HeadScorer):
         self.check_pairs(images, texts)
         with torch.no_grad():
             return self._head(images.embedding.device).score_pairs(images, texts, backend=self.backend)
+
+    def late_queries(self, texts: TextFeatures) -> LateQueries | None:
+        """The corrected embedding; None with a correction of the score, which needs the image."""
+        head = self._head(texts.embedding.device)
+        if head.scn is not None:
+            return None
+        check_belongs(f"{self.name}: the texts", head, texts.fingerprint)
+        with torch.no_grad():
+            corrected = head.captions(texts, backend=self.backend).text
+        return LateQueries("global", corrected[:, None], torch.ones(len(texts), 1))
 
     def matches(self, images: ImageFeatures, texts: TextFeatures) -> list[Match]:
         """The parts of the score: the encoder's cosine, then what each correction of the head adds to it."""

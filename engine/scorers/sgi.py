@@ -11,8 +11,11 @@ from torch import Tensor
 
 from engine.choices import Backend, Fill, FillName, GridName, RegionMode, check_choice, check_fill, check_flag
 from engine.features import ImageFeatures, Needs, RegionPlan, TextFeatures
+from engine.heads.window_head import WindowHead
 from engine.ops.max_sim import max_sim, max_sim_pairs
 from engine.scorers.base import Match, Scorer, caption
+from engine.scorers.late import LateQueries
+from engine.scorers.window_regions import window_head
 
 Negation = Literal["ignore", "subtract", "keep"]
 
@@ -32,7 +35,10 @@ class SGI(Scorer):
         grid: name of the crop grid.
         crops: `"rescaled"` (each crop fills the encoder's input), `"native"` (each keeps its scale on a
             filled canvas, so that size words keep their meaning) or `"windows"` (one pass of the encoder for all
-            regions, each seen through a class token of its own; many times as fast, see `RegionPlan`).
+            regions; many times as fast, see `RegionPlan`).
+        head: what makes the vectors of `"windows"`, and goes with them alone. None: class tokens of the tower's own,
+            each of which sees one window, untrained. A file that `peaksim train window_head` wrote, or a `WindowHead`;
+            `"scenes"`: the one shipped for the embedded model.
         fill: colour of what a crop does not cover, see `RegionPlan`.
         full_image: the whole image is one of the regions. It adds none to boxes of your own
             (`encode_images(..., regions=...)`), which are taken as they are.
@@ -55,6 +61,7 @@ class SGI(Scorer):
     name: ClassVar[str] = "sgi"
     grid: GridName = "scenes"
     crops: RegionMode = "rescaled"
+    head: str | WindowHead | None = None
     fill: Fill = "border"
     full_image: bool = True
     full_caption: bool = False
@@ -66,6 +73,8 @@ class SGI(Scorer):
     def __post_init__(self) -> None:
         check_choice(self.name, "grid", self.grid, get_args(GridName))
         check_choice(self.name, "crops", self.crops, get_args(RegionMode))
+        if self.head is not None and self.crops != "windows":
+            raise ValueError(f"{self.name}: head must go with crops='windows', got crops={self.crops!r}")
         check_fill(self.name, self.fill, get_args(FillName))
         for flag in ("full_image", "full_caption", "exclusive"):
             check_flag(self.name, flag, getattr(self, flag))
@@ -81,7 +90,10 @@ class SGI(Scorer):
 
     def needs(self) -> Needs:
         """Embeddings of the plan's regions and of the caption's segments in the template."""
-        plan = RegionPlan(grid=self.grid, mode=self.crops, fill=self.fill, full_image=self.full_image)
+        head = None if self.head is None else window_head(self.head)
+        plan = RegionPlan(
+            grid=self.grid, mode=self.crops, fill=self.fill, full_image=self.full_image, head=head
+        )
         return Needs(regions=plan, segments=True, segment_template=self.template)
 
     def check(self, images: ImageFeatures, texts: TextFeatures, *, aligned_taps: Sequence[str] = ()) -> None:
@@ -134,6 +146,14 @@ class SGI(Scorer):
             similarity = segments[row].float() @ images.regions[row].float().T
             scores.append(_assigned(similarity, weights[row], _row(images.region_mask, row)))
         return torch.tensor(scores, dtype=torch.float32, device=segments.device)
+
+    def late_queries(self, texts: TextFeatures) -> LateQueries | None:
+        """The segments with their weights; None under exclusive assignment, which looks at all regions at once."""
+        if self.exclusive:
+            return None
+        if texts.segments is None:
+            raise ValueError(f"{self.name}: needs text segments; encode the texts with scorer={self.name!r}")
+        return LateQueries("windows", *self._segments(texts))
 
     def matches(self, images: ImageFeatures, texts: TextFeatures) -> list[Match]:
         """Every segment with its region; segments that do not count have weight 0."""

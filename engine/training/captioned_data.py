@@ -63,17 +63,18 @@ class CaptionedData(HeadData):
     def batch(self, items: Tensor) -> tuple[ImageFeatures, TextFeatures]:
         """As `HeadData.batch`: first the pairs, then the hard negatives of each."""
         chosen = items.tolist()
-        digest = hashlib.sha256(json.dumps(chosen).encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:6], "big"))
-        draws = torch.rand(len(chosen), generator=generator).tolist()
+        rows = drawn_captions(items, [len(self.caption_rows[item]) for item in chosen])
         images = torch.tensor([self.image_rows[item] for item in chosen])
-        texts = torch.tensor(
-            [
-                self.caption_rows[item][int(u * len(self.caption_rows[item]))]
-                for item, u in zip(chosen, draws, strict=True)
-            ]
-        )
+        texts = torch.tensor([self.caption_rows[item][row] for item, row in zip(chosen, rows, strict=True)])
         return self.images[images.T.flatten()], self.texts[texts.T.flatten()]
+
+
+def drawn_captions(items: Tensor, counts: Sequence[int]) -> list[int]:
+    """Which of its captions each item of a batch shows: drawn, and the same whenever this batch comes."""
+    digest = hashlib.sha256(json.dumps(items.tolist()).encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:6], "big"))
+    draws = torch.rand(len(counts), generator=generator).tolist()
+    return [int(u * count) for u, count in zip(draws, counts, strict=True)]
 
 
 def captioned_data(
@@ -100,7 +101,7 @@ def captioned_data(
         stores[kind] = FeatureStore.create(folder / source.replace(" ", "-"), manifest)
 
     def encode_images(start: int, stop: int) -> ImageFeatures:
-        loads = [partial(_source, ref) for ref in refs[start:stop]]
+        loads = [partial(source_of, ref) for ref in refs[start:stop]]
         return encoded_pictures(engine, parts["images"], loads, stores["images"], start)
 
     def encode_texts(start: int, stop: int) -> TextFeatures:
@@ -156,7 +157,8 @@ def _facts(ref: ImageRef) -> list[object]:
     return [ref.name, ref.box, size]
 
 
-def _source(ref: ImageRef) -> ImageSource:
+def source_of(ref: ImageRef) -> ImageSource:
+    """Where a picture is, or the picture itself where it is in no file."""
     if ref.path is not None:
         return ref.path
     assert ref.load is not None  # a reader leaves out what is neither a file nor can be made

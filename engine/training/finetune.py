@@ -21,7 +21,7 @@ from engine.encoders.scenes import ScenesEncoder, WordTokenizer, load_scenes, pi
 from engine.encoders.scenes_model import ScenesModel
 from engine.heads.base import Trainable
 from engine.scenes.items import ControlledItem
-from engine.training.heads import Evaluate, HeadTrainConfig, Report, train_head
+from engine.training.heads import WANTED, Evaluate, HeadTrainConfig, Report, train_head
 from engine.training.losses import contrastive_loss, quad_loss
 
 
@@ -103,14 +103,14 @@ class PixelQuads:
         return pixels_from_uint8(ordered), Captions(tokens.ids[:, :length], tokens.end)
 
 
-def objective(config: HeadTrainConfig) -> Any:
-    """The loss that `config` names, over the full matrix of a batch of B quads."""
+def objective(config: HeadTrainConfig, *, images_per_item: int = 2) -> Any:
+    """The loss that `config` names, over the full matrix of a batch of B items; by default quads."""
 
-    def loss(encoder: WholeEncoder, pixels: Tensor, captions: Captions) -> Tensor:
-        size = len(pixels) // 2
-        logits = encoder.scale() * encoder(pixels, captions)  # (2B, 2B)
+    def loss(encoder: Any, pixels: Tensor, captions: Captions) -> Tensor:
+        size = len(pixels) // images_per_item
+        logits = encoder.scale() * encoder(pixels, captions)  # (2B, 2B) of quads
         if config.loss != "quads":
-            images, texts = {"batch": (1, 1), "captions": (1, 2), "images": (2, 1), "pairs": (2, 2)}[config.loss]
+            images, texts = WANTED[config.loss]
             return contrastive_loss(logits[: images * size, : texts * size])
         # Blocks of the matrix: image side, item, text side, item; a quad lies within one item.
         quads = logits.view(2, size, 2, size).diagonal(dim1=1, dim2=3).permute(2, 0, 1)
@@ -141,6 +141,7 @@ def finetune(
 
     Raises what `train_head` raises.
     """
+    config = config.fitted(2, 2)
     encoder = load_scenes(model)
     data = PixelQuads(tuple(items), encoder.tokenizer)
     return train_head(

@@ -20,7 +20,7 @@ from engine.scenes.negation_training import TRAINING_SETS, NegationExample, nega
 from engine.scenes.wordings import QUESTION_KINDS, WORDINGS, WordingSet
 from engine.segments import Segmenter, get_segmenter
 from engine.segments.phrases import looks_plural
-from engine.segments.swaps import SwapKind, Tagger, swapped
+from engine.segments.swaps import Tagger, swaps
 from engine.training.negation_data import PHOTO_DENIALS, deny
 
 Negatives = Literal["file", "swaps", "negation", "none"]
@@ -59,9 +59,8 @@ def _kept(data: CaptionedImages, items: Sequence[CaptionedItem | None], reason: 
 def _swaps(items: Sequence[CaptionedItem], tagger: Tagger, seed: int) -> list[CaptionedItem | None]:
     """One exchange of each caption that has any."""
     captions = [caption for item in items for caption in item.captions]
-    kinds: tuple[SwapKind, ...] = ("attributes", "nouns")
-    by_kind = [swapped(captions, kind, tagger) for kind in kinds]
-    choices = iter([next((texts for texts in found if texts), []) for found in zip(*by_kind, strict=True)])
+    tagged = zip(captions, tagger.tag(captions), strict=True)
+    choices = iter([swaps(text, tokens, "attributes") or swaps(text, tokens, "nouns") for text, tokens in tagged])
     made: list[CaptionedItem | None] = []
     for row, item in enumerate(items):
         rng = np.random.default_rng((seed, 105, row))
@@ -82,8 +81,9 @@ def _denials(items: Sequence[CaptionedItem], segmenter: Segmenter, seed: int) ->
         heads = dict.fromkeys(segment.head for segment in segments if not segment.negated and _is_one(segment.head))
         words = " ".join(item.captions).lower()
         absent = [name for name in every if name not in item.present and name not in words]
-        names = (item.present, absent) if item.present else (tuple(heads), ())
-        made.append(_with(item, denials(item.captions, *names, rng)))
+        known = bool(item.present)
+        pairs = denials(item.captions, item.present if known else tuple(heads), absent if known else (), rng)
+        made.append(_with(item, pairs))
     return made
 
 
@@ -104,7 +104,7 @@ def denials(
         rng: draws templates and names.
 
     >>> denials(["Two dogs."], ["dog"], [], np.random.default_rng(0))
-    [('Two dogs.', 'Two dogs, without a dog.')]
+    [('Two dogs.', 'A dog is not present. Two dogs.')]
     """
     pairs: list[Pair] = []
     for row, caption in enumerate(captions if present else ()):

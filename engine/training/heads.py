@@ -11,9 +11,9 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,9 @@ from engine.choices import check_choice
 from engine.features import ImageFeatures, TextFeatures
 from engine.heads.base import Head, Trainable
 from engine.training.head_data import HeadData, epochs
-from engine.training.logs import DAMAGE, cut_log, damaged
+from engine.training.logs import DAMAGE, Log, damaged
 from engine.training.losses import contrastive_loss, quad_loss
+from engine.training.processes import ALONE, Processes, SharedHead, processes
 
 # Called with the head, or whatever is trained, in evaluation mode.
 Evaluate = Callable[[Any], dict[str, float]]
@@ -42,9 +43,8 @@ class Batches(Protocol):
     def batch(self, items: Tensor) -> tuple[Any, Any]: ...
 
 
-Loss = Literal["quads", "batch", "captions", "images", "pairs"]
+Loss = Literal["auto", "quads", "batch", "captions", "images", "pairs"]
 Precision = Literal["float32", "bfloat16"]
-LOSSES = get_args(Loss)
 # Images and texts an item that each loss needs.
 WANTED: dict[Loss, tuple[int, int]] = {
     "quads": (2, 2),
@@ -76,8 +76,7 @@ class HeadTrainConfig:
     clip_norm: float = 1.0
     """Bound of the norm of the gradients."""
     loss: Loss = "quads"
-    """Quads (cross-entropy within each 2 × 2 quad), or InfoNCE over batch (B × B, the pairs alone), captions (B × 2B,
-    hard negative captions), images (2B × B) or pairs (2B × 2B)."""
+    """Within 2 × 2 quads, or InfoNCE over a batch (B × B), captions (B × 2B), images, pairs; auto: by the data."""
     batch_weight: float = 0.0
     """Weight of the B × B loss that is added to that of the quads."""
     checkpoint_every: int = 200
@@ -90,29 +89,38 @@ class HeadTrainConfig:
     """bfloat16 (the head runs under autocast) or float32."""
     threads: int = 0
     """CPU threads; 0 keeps torch's own number."""
+    tensorboard: bool = False
+    """Also write the log as TensorBoard's curves into the output folder."""
 
     def __post_init__(self) -> None:
-        for name, value, known in (("loss", self.loss, LOSSES), ("precision", self.precision, get_args(Precision))):
-            check_choice("HeadTrainConfig", name, value, known)
+        check_choice("HeadTrainConfig", "loss", self.loss, get_args(Loss))
+        check_choice("HeadTrainConfig", "precision", self.precision, get_args(Precision))
         least = {"steps": 1, "batch_size": 1, "warmup_steps": 0, "checkpoint_every": 1, "evaluate_every": 0}
         for name, lowest in (least | {"log_every": 1, "threads": 0}).items():
             if getattr(self, name) < lowest:
                 raise ValueError(f"HeadTrainConfig: {name} must be at least {lowest}, got {getattr(self, name)}")
-        if self.batch_weight < 0 or (self.batch_weight and self.loss != "quads"):
+        if self.batch_weight < 0 or (self.batch_weight and self.loss not in ("auto", "quads")):
             raise ValueError(
                 "HeadTrainConfig: batch_weight adds to the loss of quads and must not be negative, got "
                 f"{self.batch_weight} with {self.loss!r}"
             )
 
-    def check(self, images_per_item: int, texts_per_item: int) -> None:
-        """Raise ValueError when items of so many images and texts lack what the loss needs."""
-        images, texts = WANTED[self.loss]
-        if images_per_item < images or texts_per_item < texts:
-            fitting = [loss for loss, (i, t) in WANTED.items() if i <= images_per_item and t <= texts_per_item]
+    def fitted(self, images_per_item: int, texts_per_item: int) -> HeadTrainConfig:
+        """The same with a loss for such items in place of "auto".
+
+        Raises ValueError when items of so many images and texts lack what the loss needs.
+        """
+        fitting = [loss for loss, (i, t) in WANTED.items() if i <= images_per_item and t <= texts_per_item]
+        if self.loss == "auto":
+            best = max(fitting, key=lambda loss: sum(WANTED[loss]))
+            return replace(self, loss=best, batch_weight=self.batch_weight if best == "quads" else 0.0)
+        if self.loss not in fitting:
+            images, texts = WANTED[self.loss]
             raise ValueError(
                 f"train: loss {self.loss!r} needs {images} images and {texts} texts an item, got {images_per_item} and "
-                f"{texts_per_item}; these data fit {' or '.join(fitting)} (and batch_weight 0)"
+                f"{texts_per_item}; these data fit auto ({' or '.join(fitting)})"
             )
+        return self
 
     def objective(self, head: Head, images: ImageFeatures, texts: TextFeatures) -> Tensor:
         """The loss of one batch as `HeadData.batch` orders it: pairs first, then hard negatives."""
@@ -137,12 +145,27 @@ class HeadRun:
     """State of one training: the head, its optimiser, and how far it is."""
 
     def __init__(
-        self, head: Trainable, config: HeadTrainConfig, objective: Objective | None = None, *, source: str = ""
+        self,
+        head: Trainable,
+        config: HeadTrainConfig,
+        objective: Objective | None = None,
+        *,
+        source: str = "",
+        processes: Processes = ALONE,
     ) -> None:
         self.head = head
         self.config = config
         self.source = source
+        self.processes = processes
         self.objective: Objective = objective or config.objective
+        # Of several processes each scores its part of a batch; an objective of one's own has its items to itself.
+        self.scored: Any = head
+        self.part = slice(None)
+        if processes.count > 1 and objective is None:
+            self.scored = SharedHead(cast(Head, head), processes)
+        elif processes.count > 1:
+            own = processes.share(config.batch_size)
+            self.part = slice(own.start, own.stop)
         weights = [weight for weight in head.parameters() if weight.requires_grad]
         self.optimizer = torch.optim.AdamW(
             [
@@ -172,11 +195,12 @@ class HeadRun:
         narrow = torch.autocast(device.type, torch.bfloat16) if config.precision == "bfloat16" else nullcontext()
         # Dropout of a step depends on the step alone, and the caller's random numbers are left as they are.
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(config.seed * 1_000_003 + self.step)
+            torch.manual_seed(config.seed * 1_000_003 + self.step + self.processes.rank * 15_485_863)
             with narrow:
-                loss = self.objective(self.head, images.to(device), texts.to(device))
+                loss = self.objective(self.scored, images.to(device), texts.to(device))
             self.optimizer.zero_grad()
             loss.backward()
+        self.processes.average_gradients(self.head)
         norm = nn.utils.clip_grad_norm_(self.head.parameters(), config.clip_norm)
         if not torch.isfinite(norm):
             raise FloatingPointError(f"train {self.head.name}: gradient is not finite at step {self.step}")
@@ -226,7 +250,7 @@ class HeadRun:
     def _settings(self) -> str:
         """What must be equal for a checkpoint to be continued."""
         settings = asdict(self.config)
-        for free in ("output", "threads", "checkpoint_every", "evaluate_every", "log_every"):
+        for free in ("output", "threads", "checkpoint_every", "evaluate_every", "log_every", "tensorboard"):
             settings.pop(free)
         held = {"head": self.head.name, "fingerprint": self.head.fingerprint, "config": asdict(self.head.config)}
         held |= {"data": self.source} if self.source else {}
@@ -245,7 +269,8 @@ def train_head(
     """Train a new head, or go on with one; the file of the trained head.
 
     Writes into `config.output`: `checkpoint.pt`, `log.jsonl` (settings first, then a line for each
-    `log_every` steps and each evaluation), and at the end `<name>.safetensors`, which `load_head` reads.
+    `log_every` steps and each evaluation), and at the end `<name>.safetensors`, which `load_head` reads. Under
+    `accelerate launch` the processes share each batch, and the first one writes and evaluates.
 
     Args:
         head: as `Head.build` made it; it is trained where it is.
@@ -255,50 +280,55 @@ def train_head(
         report: gets one line of progress.
 
     Raises ValueError for data that do not fit, or a checkpoint of other settings; FloatingPointError for a gradient
-    that is not finite.
+    that is not finite; ModuleNotFoundError where accelerate or TensorBoard is wanted and missing.
     """
     if isinstance(data, HeadData) and objective is None:
-        config.check(data.images_per_item, data.texts_per_item)
+        config = config.fitted(data.images_per_item, data.texts_per_item)
     threads = torch.get_num_threads()
     torch.set_num_threads(config.threads or threads)
     try:
-        return _train(HeadRun(head, config, objective, source=data.source), data, evaluate, report)
+        run = HeadRun(head, config, objective, source=data.source, processes=processes())
+        return _train(run, data, evaluate, report)
     finally:
         torch.set_num_threads(threads)
 
 
 def _train(run: HeadRun, data: Batches, evaluate: Evaluate | None, report: Report | None) -> Path:
-    config, head = run.config, run.head
+    config, head, main = run.config, run.head, run.processes.is_main
     config.output.mkdir(parents=True, exist_ok=True)
-    checkpoint, log_path = config.output / "checkpoint.pt", config.output / "log.jsonl"
+    checkpoint = config.output / "checkpoint.pt"
     if checkpoint.exists():
         run.resume(checkpoint)
-    cut_log(head.name, log_path, run.step)
+    # Whoever reads must have read before the first one writes.
+    run.processes.wait()
     started = time.monotonic() - run.seconds
-    with log_path.open("a") as log:
-        if log.tell() == 0:
-            log.write(json.dumps({"step": 0, "settings": run._settings()}) + "\n")
+    with _log(run) if main else nullcontext() as log:
         for items in epochs(len(data), config.batch_size, config.seed, start=run.step):
             if run.step >= config.steps:
                 break
-            entry: dict[str, float] = run.advance(*data.batch(items))
+            entry: dict[str, float] = run.advance(*data.batch(items[run.part]))
             run.seconds = time.monotonic() - started
             last = run.step == config.steps
             due = last or (config.evaluate_every > 0 and run.step % config.evaluate_every == 0)
-            if evaluate is not None and due:
+            if evaluate is not None and due and main:
                 entry |= _figures(head, evaluate)
-            if run.step % config.log_every == 0 or due:
+            if log is not None and (run.step % config.log_every == 0 or due):
                 entry |= {"step": run.step, "items": run.step * config.batch_size, "seconds": run.seconds}
-                log.write(json.dumps(entry) + "\n")
-                log.flush()
+                log.write(entry)
                 if report is not None:
                     report(_line(run, entry))
-            if run.step % config.checkpoint_every == 0 or last:
+            if main and (run.step % config.checkpoint_every == 0 or last):
                 run.save(checkpoint)
     head.eval()
     head.anneal(1.0)
     facts = {"training": json.loads(run._settings()), "steps": run.step}
-    return head.save(config.output / f"{head.name}.safetensors", facts=facts)
+    saved = head.save(config.output / f"{head.name}.safetensors", facts=facts) if main else None
+    return run.processes.from_main(saved)
+
+
+def _log(run: HeadRun) -> Log:
+    config = run.config
+    return Log(run.head.name, config.output, run.step, run._settings(), tensorboard=config.tensorboard)
 
 
 def _figures(head: Trainable, evaluate: Evaluate) -> dict[str, float]:

@@ -46,7 +46,8 @@ class HeldOutFigures:
         found, over, group = [], [], []
         for start in range(0, len(self.data), AMONG):
             items = torch.arange(start, min(start + AMONG, len(self.data)))
-            images, texts = (features.to(device) for features in self.data.batch(items))
+            images, texts = self.data.batch(items)
+            images, texts = images.to(device), texts.to(device)
             pair = torch.arange(len(items))
             matrix = head.matrix(images[pair], texts[pair])
             own = matrix.diagonal()

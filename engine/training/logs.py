@@ -4,12 +4,68 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
+from types import TracebackType
+from typing import Any
 
 from engine.atomic_files import written_whole
 
 # What reading a cut or foreign file raises, by the place where it stops.
 DAMAGE = (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError)
+
+
+class Log:
+    """The log of a run in `<folder>/log.jsonl` and, on request, the same numbers as TensorBoard's curves.
+
+    Args:
+        who: the name of what is trained, for messages.
+        folder: of the run.
+        step: the last step that counts; what was logged of later ones is dropped.
+        settings: the first line of a new log.
+        tensorboard: whether to write curves.
+
+    Raises ValueError for a damaged log, ModuleNotFoundError when curves are wanted and TensorBoard is missing.
+    """
+
+    def __init__(self, who: str, folder: Path, step: int, settings: str, *, tensorboard: bool) -> None:
+        path = folder / "log.jsonl"
+        self._curves = _curves(folder, step) if tensorboard else None
+        cut_log(who, path, step)
+        self._lines = path.open("a", encoding="utf-8")
+        if self._lines.tell() == 0:
+            self._lines.write(json.dumps({"step": 0, "settings": settings}) + "\n")
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lines.close()
+        if self._curves is not None:
+            self._curves.close()
+
+    def write(self, entry: Mapping[str, float]) -> None:
+        """One line, with its `step`."""
+        self._lines.write(json.dumps(entry) + "\n")
+        self._lines.flush()
+        if self._curves is not None:
+            for name, value in entry.items():
+                if name not in ("step", "items"):
+                    self._curves.add_scalar(name, value, int(entry["step"]))
+            self._curves.flush()
+
+
+def _curves(folder: Path, step: int) -> Any:
+    """TensorBoard's writer. Raises ModuleNotFoundError saying what to install."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "train: curves need tensorboard, which is not installed; get it by `pip install 'peaksim[train]'`"
+        ) from error
+    return SummaryWriter(str(folder), purge_step=step + 1)
 
 
 def cut_log(who: str, path: Path, step: int) -> None:

@@ -30,6 +30,7 @@ from engine.training.heads import Evaluate, HeadTrainConfig, Report, train_head
 from engine.training.losses import contrastive_loss
 from engine.training.negation_data import OPTIONS, ROLES, TEXTS, NegationRow
 from engine.training.peak_patch_losses import choice_loss, keep_loss, regression_loss
+from engine.training.processes import processes
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,8 @@ def train_peak_patch(
         if pretraining.output == config.output:
             raise ValueError(f"train peakpatch: pretraining needs a folder of its own, got {config.output} for both")
         train_head(head, data, pretraining, objective=regression_objective, report=report)
-    _check_same(config.output, objective, data)
+    with processes().main_first():
+        _check_same(config.output, objective, data)
     return train_head(head, data, config, objective=objective, evaluate=evaluate, report=report)
 
 

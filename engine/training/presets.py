@@ -10,6 +10,7 @@ from engine.training.heads import HeadTrainConfig
 TRAINING: Mapping[str, HeadTrainConfig] = {
     "max_sim_head": HeadTrainConfig(
         output=Path("runs/max_sim_head"),
+        loss="auto",
         steps=1500,
         learning_rate=3e-3,
         batch_weight=1.0,
@@ -17,6 +18,7 @@ TRAINING: Mapping[str, HeadTrainConfig] = {
     ),
     "tflocal": HeadTrainConfig(
         output=Path("runs/tflocal"),
+        loss="auto",
         steps=2000,
         batch_size=16,
         learning_rate=1e-3,
@@ -24,12 +26,20 @@ TRAINING: Mapping[str, HeadTrainConfig] = {
     ),
     "tfglobal": HeadTrainConfig(
         output=Path("runs/tfglobal"),
+        loss="auto",
         steps=2000,
         learning_rate=1e-3,
         evaluate_every=400,
     ),
+    "window_head": HeadTrainConfig(
+        output=Path("runs/window_head"),
+        steps=1000,
+        learning_rate=1e-3,
+        evaluate_every=250,
+    ),
     "finetune": HeadTrainConfig(
         output=Path("runs/finetune"),
+        loss="auto",
         steps=1500,
         learning_rate=1e-4,
         weight_decay=0.05,

@@ -54,8 +54,7 @@ class ScenesTrainConfig:
     learning_rate: float = 1.2e-3
     """Of AdamW, which trains embeddings, stem, projections, norms and biases."""
     block_learning_rate: float = 0.02
-    """Of Muon, which trains the matrices of the transformer blocks. With AdamW alone shapes were learned several
-    times more slowly."""
+    """Of Muon, for the matrices of the blocks; with AdamW alone shapes were learned several times more slowly."""
     warmup_steps: int = 200
     """Steps of linear warm-up, after which both learning rates fall to zero along a cosine."""
     weight_decay: float = 0.05
@@ -63,8 +62,7 @@ class ScenesTrainConfig:
     clip_norm: float = 1.0
     """Bound of the norm of the gradients."""
     presence_weight: float = 1.0
-    """Weight of the auxiliary loss at the start; it falls linearly to 0. The loss is a sum over attributes: as a mean
-    it is drowned by the contrastive gradient."""
+    """Weight of the auxiliary loss, a sum over attributes, at the start; it falls linearly to 0."""
     count_weight: float = 1.0
     """Weight of the count loss within the auxiliary loss."""
     presence_until: float = 0.75
@@ -84,6 +82,7 @@ class ScenesTrainConfig:
     threads: int = 0
     """CPU threads; 0 keeps torch's own number."""
     model: ScenesModelConfig = field(default_factory=ScenesModelConfig)
+    """Sizes of the model."""
 
     def __post_init__(self) -> None:
         check_choice("ScenesTrainConfig", "precision", self.precision, get_args(Precision))

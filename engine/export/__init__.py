@@ -1,0 +1,1 @@
+"""Frozen encoders and trained heads written as ONNX graphs, in folders that check themselves."""

@@ -1,0 +1,104 @@
+"""The users' columns: tables out of what users give, and one schema for all segments."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+Metadata: TypeAlias = "pa.Table | Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]"
+# What filters call the ids.
+RESERVED = "id"
+
+
+def encoded_schema(schema: pa.Schema) -> str:
+    """The schema as base64 of its IPC bytes; empty without columns."""
+    return base64.b64encode(schema.serialize()).decode() if len(schema) else ""
+
+
+def decoded_schema(text: str) -> pa.Schema:
+    """What `encoded_schema` wrote."""
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text))) if text else pa.schema([])
+
+
+def as_table(metadata: Metadata, rows: int, known: pa.Schema) -> pa.Table:
+    """Metadata of `rows` rows as a table whose columns have the types of the index where it has them.
+
+    Columns that hold nothing but nulls and that the index does not know are left out.
+
+    Raises:
+        ValueError: another number of rows, a column of another type, or one called "id".
+        TypeError: what is no table, mapping of columns or list of rows.
+    """
+    if isinstance(metadata, pa.Table):
+        table = metadata
+    elif isinstance(metadata, Mapping):
+        table = pa.table(dict(metadata))
+    elif isinstance(metadata, Sequence) and all(isinstance(row, Mapping) for row in metadata):
+        names = list(dict.fromkeys(name for row in metadata for name in row))
+        table = pa.table({name: [row.get(name) for row in metadata] for name in names})
+        if not names:
+            return _empty(rows) if len(metadata) == rows else _refused(len(metadata), rows)
+    else:
+        raise TypeError(
+            "Index: metadata must be an Arrow table, a mapping of columns or a list of mappings, got "
+            f"{type(metadata).__name__}"
+        )
+    if table.num_rows != rows and table.num_columns:
+        _refused(table.num_rows, rows)
+    columns = {}
+    for name in table.column_names:
+        if name.lower() == RESERVED:
+            raise ValueError(f"Index: metadata must not have a column {name!r}, which filters take for the ids")
+        column = _plain(table.column(name))
+        if name in known.names:
+            column = _cast(name, column, known.field(name).type)
+        elif pa.types.is_null(column.type):
+            continue
+        columns[name] = column
+    return pa.table(columns) if columns else _empty(rows)
+
+
+def joined_schema(known: pa.Schema, table: pa.Table | None) -> pa.Schema:
+    """The schema with the columns of the table that it lacks."""
+    if table is None:
+        return known
+    return pa.schema([*known, *(item.remove_metadata() for item in table.schema if item.name not in known.names)])
+
+
+def filled(table: pa.Table | None, rows: int, schema: pa.Schema) -> pa.Table:
+    """The columns of `schema` alone, nulls where the table has none."""
+    if not len(schema):
+        return _empty(rows)
+    held = [] if table is None else table.column_names
+    columns = [
+        table.column(item.name).cast(item.type) if item.name in held else pa.nulls(rows, item.type)  # type: ignore[union-attr]
+        for item in schema
+    ]
+    return pa.table(columns, schema=schema)
+
+
+def _empty(rows: int) -> pa.Table:
+    """A table of so many rows without a column."""
+    return pa.table({RESERVED: pa.nulls(rows)}).select([])
+
+
+def _refused(found: int, wanted: int) -> pa.Table:
+    raise ValueError(f"Index: metadata must have one row for each of {wanted} images, got {found}")
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Values in the place of numbers into a dictionary, whose numbers differ from table to table."""
+    kind = column.type
+    return column.cast(kind.value_type) if pa.types.is_dictionary(kind) else column
+
+
+def _cast(name: str, column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
+    try:
+        return column.cast(wanted)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise ValueError(
+            f"Index: metadata column {name!r} must hold {wanted} as in the index, got {column.type} ({error!s:.80})"
+        ) from error

@@ -1,0 +1,44 @@
+"""Looking at every byte of an index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine.retrieval.errors import IndexDamaged
+from engine.retrieval.snapshot import Piece, Snapshot
+
+
+def faults(snapshot: Snapshot) -> Iterator[str]:
+    """A sentence, naming the file, for each thing that is not what was written. Manifest, tombstones and each segment's
+    table were looked at when the snapshot was opened."""
+    seen: dict[str, str] = {}
+    for piece in snapshot.pieces:
+        whole = True
+        for file in piece.segment.files.values():
+            for fault in file.faults():
+                whole = False
+                yield fault
+        if whole:
+            yield from _row_faults(piece, seen)
+    for extra in snapshot.extras.values():
+        for file in extra.files.values():
+            yield from file.faults()
+
+
+def _row_faults(piece: Piece, seen: dict[str, str]) -> Iterator[str]:
+    """Parts of a segment that do not fit together, and ids that are there twice."""
+    segment = piece.segment
+    try:
+        if len(segment.ids) != piece.rows or len(segment.embedding) != piece.rows:
+            yield f"Index: {segment.folder} is damaged: it has {piece.rows} rows, its ids or embeddings do not"
+        table = segment.metadata()
+        if table is not None and table.num_rows != piece.rows:
+            yield f"Index: {segment.folder}/metadata.parquet is damaged: {table.num_rows} rows for {piece.rows} images"
+    except IndexDamaged as error:
+        yield str(error)
+        return
+    for row in piece.alive.nonzero()[0]:
+        name = segment.ids[int(row)]
+        if name in seen:
+            yield f"Index: {segment.folder} is damaged: id {name!r} is in {seen[name]} too"
+        seen[name] = str(segment.folder)

@@ -1,0 +1,54 @@
+"""One of the processes of a training, run by `tests/test_processes.py` as `accelerate launch` would run it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+
+from engine.features import ImageFeatures, TextFeatures
+from engine.heads.base import Head
+from engine.heads.registry import HEADS
+from engine.store import FeatureStore
+from engine.training.head_data import HeadData
+from engine.training.heads import HeadTrainConfig, train_head
+from engine.training.losses import quad_loss
+from tests.head_cases import FACTS
+
+
+def own_objective(head: Head, images: ImageFeatures, texts: TextFeatures) -> torch.Tensor:
+    """A mean over items, whose mean over processes is that of all."""
+    size = len(images) // 2
+    pair = torch.arange(size)
+    rows = torch.stack([pair, pair, pair + size, pair + size], dim=1).flatten()
+    columns = torch.stack([pair, pair + size] * 2, dim=1).flatten()
+    return quad_loss(head.chosen(images, texts, rows, columns).view(size, 2, 2))
+
+
+def train(folder: Path, case: dict[str, str]) -> Path:
+    """Train one case on the stores in a folder; what decides the weights is the same in every process."""
+    data = HeadData(FeatureStore.open(folder / "images"), FeatureStore.open(folder / "texts"), 2, 2)
+    config = HeadTrainConfig(
+        folder / case["output"],
+        steps=int(case["steps"]),
+        batch_size=4,
+        warmup_steps=2,
+        learning_rate=2e-3,
+        log_every=2,
+        checkpoint_every=3,
+        loss=case["loss"],  # type: ignore[arg-type]
+        batch_weight=0.5 if case["loss"] == "quads" else 0.0,
+    )
+    head = HEADS[case["head"]].build(FACTS, seed=1)
+    return train_head(head, data, config, objective=own_objective if case["objective"] == "own" else None)
+
+
+if __name__ == "__main__":
+    # Of third parties, in a process that has no tests' settings.
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    for case in json.loads(sys.argv[2]):
+        print(train(Path(sys.argv[1]), case))
