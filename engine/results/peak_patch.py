@@ -160,7 +160,7 @@ def sweep_section(report: LayerReport, records: Sequence[Mapping[str, Any]]) -> 
     name = next(iter(records[0]["sets"]))
     lines = [
         "## Which text layer is worth reading\n",
-        f"Heads that read the tokens of one layer and the end, {seeds} seeds each, on {TITLES.get(name, name)}; beside "
+        f"Heads that read the tokens of one layer and the end, seeds: {seeds}, on {TITLES.get(name, name)}; beside "
         "them the layer's own contrast, 1 − cosine of a caption and its change.\n",
         _header("read", (*CHANGES, *HEADINGS)),
     ]
