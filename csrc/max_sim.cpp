@@ -91,8 +91,9 @@ private:
             width = std::max(width, block.width());
             queries = std::max(queries, block.segments().size());
         }
-        const int64_t row_bytes = std::max<int64_t>(in_.dim * (widens() ? int64_t(sizeof(float)) : size_of(in_.dtype)),
-                                                    tiled_ ? width * int64_t(sizeof(float)) : 1);
+        // Never 0, also where tokens have no width and no query token is kept.
+        const int64_t row_bytes = std::max({in_.dim * (widens() ? int64_t(sizeof(float)) : int64_t(size_of(in_.dtype))),
+                                            tiled_ ? width * int64_t(sizeof(float)) : 0, int64_t(1)});
         chunk_ = std::clamp<int64_t>(kRowsBytes / row_bytes, 24, kTableRows);
         table_ = tiled_ ? std::max<int64_t>(1, in_.d.length) : kTableRows;
         const int64_t length = in_.d.total / std::max<int64_t>(1, in_.d.n);

@@ -141,6 +141,7 @@ def test_models_lists_the_families(shell: Shell):
     lines = shell.out.splitlines()
     clip = next(line for line in lines if "open_clip:ViT-B-32/openai" in line)
     assert "projected" in clip and "77" in clip and "lower case" in clip and "hidden (not" in shell.out
+    assert "A folder that `peaksim export` wrote is a --model too" in shell.out
     assert shell("models", "--json") == 0
     found = json.loads(shell.out)
     assert [entry["example"] for entry in found] == [family.example for family in families()]

@@ -314,6 +314,8 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_left(tmp_path, export
     (tmp_path / "full" / "a").touch()
     with pytest.raises(ValueError, match="must be a new or an empty folder"):
         export_model("scenes", tmp_path / "full")
+    with pytest.raises(ValueError, match=r"full\?a must have no '\?', which begins the options"):
+        export_model("scenes", tmp_path / "full?a")
 
 
 # The command.
@@ -341,6 +343,8 @@ def test_the_command_says_what_is_wrong(folder, tmp_path, capsys):
     assert "image_all.onnx is missing" in capsys.readouterr().err
     assert main(["export", "--check", str(tmp_path / "nowhere")]) == 1
     assert "`peaksim export` writes it" in capsys.readouterr().err
+    assert main(["export", "--check", str(folder), "--max-batch", "7"]) == 2
+    assert "--max-batch is for a folder to be written (peaksim export MODEL OUT), got it for" in capsys.readouterr().err
 
 
 def test_the_page_on_exports_runs(exported_scenes, tmp_path, monkeypatch, capsys):

@@ -191,6 +191,16 @@ def test_conditions_find_as_many_as_there_are(where, tmp_path, monkeypatch):
     assert len(found) == min(30, passing)
 
 
+@pytest.mark.parametrize("ann", ["PQ4x4fs", "IVF2,Flat,RFlat"])
+def test_a_structure_that_cannot_leave_rows_out_is_not_kept_and_is_told(ann, tmp_path, monkeypatch):
+    with pytest.warns(UserWarning, match=rf"'{ann}' cannot hold and search 200 rows .*looking at all rows"):
+        index = index_of(clusters(200, WIDTH), tmp_path, monkeypatch, ann=ann)
+    assert not index.stats().extras
+    index.delete(["i3"])
+    query = clusters(200, WIDTH)[3:4]
+    assert ids(index, query, k=5, candidates=20) == ids(index, query, k=5, candidates=None)
+
+
 def test_a_named_structure_waits_for_rows_to_train_on_and_says_so(tmp_path, monkeypatch):
     with pytest.warns(UserWarning, match=r"'IVF64,Flat' cannot be trained on 10 rows.*looking at all rows"):
         index = index_of(clusters(10, WIDTH), tmp_path, monkeypatch, ann="IVF64,Flat")

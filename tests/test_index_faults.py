@@ -255,3 +255,17 @@ def test_creating_is_whole_or_not_at_all(tmp_path):
         assert len(index) == 0 and index.verify() == []
         index.add(images(["x"]))
         assert list(index.ids()) == ["x"]
+
+
+def test_a_folder_that_cannot_be_written_is_named(base, tmp_path, monkeypatch):
+    index = Index.open(base, model=engine())
+    real = os.open
+
+    def refused(path, flags, *rest, **more):
+        if str(path).endswith(GUARD):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, flags, *rest, **more)
+
+    monkeypatch.setattr(os, "open", refused)
+    with pytest.raises(PermissionError, match=f"Index: {base} cannot be written .Permission denied."):
+        index.delete(list(index.ids())[:1])

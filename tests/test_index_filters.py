@@ -18,6 +18,7 @@ from engine.features import ImageFeatures
 from engine.retrieval.filters import Filter, rows_where
 from engine.retrieval.index import Index
 from tests.fake_encoder import WIDTH, FakeEncoder
+from tests.index_cases import images, index_at
 from tests.test_index_candidates import clusters
 
 TABLE = pa.table(
@@ -207,3 +208,10 @@ def test_a_condition_is_remembered_for_one_commit(tmp_path: Path, monkeypatch: p
 def test_values_of_every_kind_are_compared(tmp_path: Path):
     table = pa.table({"a": np.arange(3, dtype=np.uint8), "b": pa.array(["x", "y", "x"]).dictionary_encode()})
     assert Filter.parse("a > 0 and b = 'x'", ["a", "b"]).mask(table).tolist() == [False, False, True]
+
+
+def test_ids_of_other_bytes_do_not_stop_conditions_on_ids(tmp_path):
+    index = index_at(tmp_path / "index")
+    index.add(images(["a.png", "b\udcff.png"]))
+    assert rows_where(index.snapshot, "id = 'a.png'").tolist() == [True, False]
+    assert rows_where(index.snapshot, r"id = 'b\udcff.png'").tolist() == [False, True]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 import torch
 from PIL import Image
@@ -35,6 +36,12 @@ def test_ids_that_are_none_are_refused(index, ids, error, message):
     assert len(index) == 0
 
 
+def test_numbers_are_no_ids_of_pictures_either(index):
+    with pytest.raises(TypeError, match="ids must be strings, got int for row 0"):
+        index.add([Image.new("RGB", (4, 4))], ids=[1])
+    assert len(index) == 0
+
+
 @pytest.mark.parametrize(
     ("metadata", "error", "message"),
     [
@@ -44,6 +51,16 @@ def test_ids_that_are_none_are_refused(index, ids, error, message):
         ({"Id": [1, 2]}, ValueError, "must not have a column 'Id'"),
         ([{}], ValueError, "one row for each of 2 images, got 1"),
         (7, TypeError, "an Arrow table, a mapping of columns or a list of mappings, got int"),
+        ({"Year": [1, 2]}, ValueError, "must differ in more than case, got 'Year' beside 'year'"),
+        ([{"tag": 1}, {"TAG": 2}], ValueError, "must differ in more than case, got 'TAG' beside 'tag'"),
+        (pa.table([[1, 2], [3, 4]], names=["w", "w"]), ValueError, "must differ in more than case, got 'w' beside 'w'"),
+        ({"tag": [1, "a"]}, ValueError, "column 'tag' must hold values of one type that Arrow has"),
+        ({"tag": [object(), None]}, ValueError, "column 'tag' must hold values of one type that Arrow has"),
+        ({"tag": ["a", "\udcff"]}, ValueError, "column 'tag' must hold values of one type that Arrow has"),
+        ({"tag": None}, TypeError, "column 'tag' must be a list with a value for each image, got NoneType"),
+        ({"tag": "ab"}, TypeError, "column 'tag' must be a list with a value for each image, got str"),
+        ({3: [1, 2]}, TypeError, "columns must have strings as names, got 3"),
+        ({"tag": [1, 2], "year": [1]}, ValueError, "columns must be equally long, got {'tag': 2, 'year': 1}"),
     ],
 )
 def test_metadata_that_does_not_fit_is_refused(index, metadata, error, message):
@@ -120,6 +137,8 @@ def test_options_that_make_no_sense_are_refused(tmp_path):
         ({"vectors": (MaxSim(tap="hidden"),)}, ValueError, "a tap in the text's space, fake gives 'hidden'"),
         ({"store": "int4"}, ValueError, "store must be one of 'int8', 'bf16', got 'int4'"),
         ({"ann": ""}, ValueError, "ann must be 'auto' or a FAISS factory string"),
+        ({"ann": 3}, TypeError, "ann must be 'auto' or a FAISS factory string, got int"),
+        ({"ann": "IDMap,Flat"}, ValueError, "without IDMap, rows are numbered, got 'IDMap,Flat'"),
         ({"segment_bytes": 0}, ValueError, "segment_bytes must be at least 1, got 0"),
     ):
         with pytest.raises(error, match=message):

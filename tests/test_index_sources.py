@@ -220,3 +220,22 @@ def test_a_place_that_is_gone_is_said(tmp_path):
     for place in (str(tmp_path / "b.png"), f"{shard(tmp_path / 's.tar', {'1.png': b'x'})}!2.png"):
         with pytest.raises(FileNotFoundError, match="picture_at: "):
             picture_at(place)
+
+
+def test_a_link_to_nothing_is_reported(tmp_path, index):
+    root = folder(tmp_path / "photos")
+    (root / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    report = index.add(Files.of_folder(root).batches(8), on_error=lambda failure: None)
+    assert {failure.id: failure.reason for failure in report.failures}["gone.png"] == "there is no such file"
+    assert report.added == 4
+
+
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_a_picture_that_is_listed_twice_is_passed_over_the_second_time(tmp_path, index, encoder, batch_size):
+    root = folder(tmp_path / "photos")
+    (root / "list.txt").write_text("b.png\na.PNG\nb.png\ndeep/c.png\na.PNG\n")
+    report = index.add(Files.of_list(root / "list.txt").batches(batch_size), existing="skip", batch_size=batch_size)
+    assert (report.added, report.skipped) == (3, 2)
+    assert list(index.ids()) == ["b.png", "a.PNG", "deep/c.png"]
+    with pytest.raises(ValueError, match=r"'b\.png'"):
+        index.add(Files.of_list(root / "list.txt").batches(batch_size), existing="refuse")

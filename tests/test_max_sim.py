@@ -125,6 +125,15 @@ def test_empty_axes(backend: str, temperature: float | None, sizes: tuple) -> No
 
 
 @per_backend
+@hard_and_soft
+def test_tokens_of_no_width_of_which_none_is_kept(backend: str, temperature: float | None) -> None:
+    case = random_case(2, 3, 4, 5, 0)
+    case["q_mask"][:] = False
+    got = check(backend, **case, temperature=temperature)
+    assert got.scores.tolist() == got.reverse_scores.tolist() == [[0, 0, 0]] * 2
+
+
+@per_backend
 def test_weights_follow_ieee(backend: str) -> None:
     q, d = column(1, 1), column(-INF)
     assert run(backend, q, d, q_weights=torch.tensor([[0.0, 1.0]])).scores.isnan().all()

@@ -59,7 +59,7 @@ def test_parts_that_get_gradients(backend: str, temperature: float | None, parts
 @pytest.mark.parametrize("temperature", [None, 0.2])
 @pytest.mark.parametrize("sizes", [
     (1, 1, 1, 1, 1), (1, 3, 5, 2, 33), (MANY, 2, 4, 7, 31), (2, MANY, 7, 4, 32), (MANY, MANY, 3, 3, 5),
-    (2, 2, 5, LONG, 9), (2, 2, LONG, 5, 9), (2, 3, 13, 65, 70),
+    (2, 2, 5, LONG, 9), (2, 2, LONG, 5, 9), (2, 3, 13, 65, 70), (2, 3, 4, 5, 0),
 ])  # fmt: skip
 def test_sizes_around_blocks(backend: str, temperature: float | None, sizes: tuple[int, ...]) -> None:
     n_q, n_d, l_q, l_d, dim = sizes

@@ -190,7 +190,8 @@ Q, D = torch.randn(2, 3, 4), torch.randn(5, 6, 4)
 
 
 @pytest.mark.parametrize("change, error, message", [
-    ({"k": 0}, ValueError, "k must be 1 or more, got 0"),
+    ({"k": 0}, ValueError, r"k must be 1 or more and below 2\*\*31, got 0"),
+    ({"k": 2**62}, ValueError, rf"k must be 1 or more and below 2\*\*31, got {2**62}"),
     ({"k": 2.0}, TypeError, "k must be an int, got float"),
     ({"k": True}, TypeError, "k must be an int, got bool"),
     ({"d": D[0]}, ValueError, r"d must have the shape \(Nd, Ld, D\), got \(6, 4\)"),

@@ -29,6 +29,8 @@ F, IMAGE, TEXT = torch.randn(3, 4), torch.randn(3, 4), torch.randn(3, 2, 4)
     ({"delta": F[:2]}, ValueError, r"delta must have f's shape \(3, 4\), got \(2, 4\)"),
     ({"delta": F.double()}, TypeError, r"f and delta must both be float64 or neither, got float32 and float64"),
     ({"delta": F.to("meta")}, ValueError, r"delta must be on cpu as f is, got meta"),
+    ({"alpha": None}, TypeError, "alpha must be a number, got NoneType"),
+    ({"alpha": True}, TypeError, "alpha must be a number, got bool"),
     ({"alpha": torch.ones(2)}, ValueError, r"alpha must be one floating number, got float32 \(2,\)"),
     ({"alpha": torch.tensor(1)}, ValueError, r"alpha must be one floating number, got int64 \(\)"),
     ({"alpha": torch.ones(1, device="meta")}, ValueError, r"alpha must be on cpu as f is, got meta"),

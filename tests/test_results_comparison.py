@@ -84,7 +84,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 def test_tables_hold_means_ranges_and_verdicts(run):
     text = comparison.section(run)
-    assert text.count("| `tflocal` | 2 × 2 pairs | 3 | 1,000 | 60 | 81.0 ± 5.0 (80–82) |") == 2
+    assert text.count("| `tflocal` | 2 × 2 pairs | 3 | 1,000 | 81.0 ± 5.0 (80–82) |") == 2
     assert "| `tflocal` above `tfglobal` | yes | yes | yes | yes |" in text
     assert "| `tflocal` above full fine-tuning | no | no | no | no |" in text
     assert "| `max_sim_head` above `tflocal` | not run |" in text

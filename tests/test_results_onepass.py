@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from engine.engine import load
+from engine.heads.base import shipped_head
 from engine.results import onepass
 from engine.results.figures import Figure, ResultsDiffer, read_figures, write_figures
 from engine.results.run import Run
 from engine.scorers.sgi import SGI
 from engine.training.windows import WindowPictures
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_the_speed_is_of_each_row_and_says_its_threads():
@@ -75,3 +79,12 @@ def test_a_first_seed_that_is_not_the_shipped_head_is_told(small: Run):
     write_figures(small.figures / "onepass-seeds.jsonl", [Figure(name, 3, 2.0, 2.0, 2.0) for name in names])
     with pytest.raises(ResultsDiffer, match=r"seed 0 held_out color: found 200\.0 %"):
         onepass.section(small)
+
+
+def test_committed_figures_are_of_the_shipped_head():
+    held = {figure.name: figure for figure in read_figures(ROOT / "docs" / "results" / "onepass.jsonl")}
+    least = {"color": 0.9, "size": 0.8, "material": 0.8}
+    assert all(held[f"windows, trained head held_out {category}"].value >= value for category, value in least.items())
+    lines = (ROOT / "docs" / "results" / "onepass.jsonl").read_text().splitlines()
+    assert len(lines) == 24 and all(json.loads(line)["items"] == 400 for line in lines)
+    assert shipped_head("window_head").stat().st_size < 3_000_000

@@ -12,9 +12,10 @@ from engine.heads.base import shipped_head
 from engine.heads.registry import load_head, load_window_head
 from engine.scenes.items import controlled_items
 from engine.scorers.max_sim_head import MaxSimHeadScorer
+from engine.scorers.registry import get_scorer
 from engine.scorers.sgi import SGI
 
-SHIPPED = ("max_sim_head",)
+SHIPPED = ("linear", "max_sim_head", "tfglobal", "tflocal")
 # Least group score on held-out pairs, whichever maximum is served.
 GATES = {"color": 0.7, "size": 0.7, "material": 0.6}
 
@@ -52,3 +53,18 @@ def test_the_one_liner_scores_and_explains():
     shown = engine.load("scenes").explain(pictures[0], item.captions[0], scorer="max_sim_head")
     assert shown.total == pytest.approx(float(scores[0, 0]), abs=1e-5)
     assert sum(match.weight for match in shown.matches) == pytest.approx(1.0)
+
+
+def test_tflocal_tells_sizes_apart_where_embeddings_alone_do_not():
+    scorers = {name: get_scorer(name) for name in ("tflocal", "tfglobal", "linear")}
+    report = evaluate(engine.load("scenes"), scorers, ScenesBenchmark(items=60, categories=("size",)))
+    found = {r.scorer: r.group.value for r in report.results}
+    assert found["tflocal"] > 0.2 and max(found["tfglobal"], found["linear"]) < 0.1, found
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_head_scores_by_its_name(name):
+    (item,) = controlled_items("size", 1, seed=3)
+    pictures = [Image.fromarray(pixels) for pixels in item.images()]
+    scores = engine.score(pictures, item.captions, scorer=name)
+    assert scores.shape == (2, 2) and scores.std() > 0

@@ -199,6 +199,7 @@ class Models(Shared):
             row = (taps_in_words(family.taps), family.context_length, family.probability, family.text_rules)
             rows.append((family.example, family.architectures, *row))
         show_text_table(("--model", "what", "patch taps", "context", "probability", "text"), rows)
+        show_line("A folder that `peaksim export` wrote is a --model too: name its path.")
         return 0
 
     def _run_one(self) -> int:

@@ -75,6 +75,7 @@ class Export(Shared):
         if self.out is None:
             if not (self.check or self.warm):
                 raise ValueError("export: name the model and the folder to write: peaksim export MODEL OUT")
+            self._refuse_unused()
             return Path(self.model)
         from engine.export.folder import ExportSettings, export_model
 
@@ -92,6 +93,15 @@ class Export(Shared):
 
             cost = group_score_cost(self.cost_items, report)
         return export_model(self.model, self.out, settings, cost=cost)
+
+    def _refuse_unused(self) -> None:
+        """Raises ValueError for options of a new folder where there is one already."""
+        for name in ("precision", "heads", "taps", "image_layers", "text_layers", "max_batch", "cost_items"):
+            if getattr(self, name) != getattr(type(self), name):
+                raise ValueError(
+                    f"export: --{name.replace('_', '-')} is for a folder to be written (peaksim export MODEL OUT), got "
+                    f"it for {self.model}, which is only checked"
+                )
 
     def _show(self, folder: Path, rows: list[GoldenRow], cost: Mapping[str, Any] | None) -> None:
         if self.json:
@@ -111,7 +121,8 @@ class Export(Shared):
         if cost is not None:
             _show_cost(cost)
         accepted = cost is None or cost["within_interval"]
-        show_line(f"use it as --model {folder}{'' if accepted else '?precision=int8'}")
+        # Absolute: a folder beside us may be called as a model is.
+        show_line(f"use it as --model {folder.absolute()}{'' if accepted else '?precision=int8'}")
 
 
 def _show_cost(cost: Mapping[str, Any]) -> None:

@@ -284,7 +284,7 @@ class Encoder(ABC):
         views = torch.tensor([view(self.spec.resize, *size) for size in sizes.tolist()], dtype=torch.int32)
         boxes = [] if plan is None else region_boxes(images, plan, own)
         head = None if plan is None else plan.head
-        if head is not None:
+        if plan is not None and head is not None:
             # The head reads the states of the one pass that makes everything else.
             part = self.encode_pixels(pixels, tap=tap, layers=sorted({*layers, *head.layers}))
             part = replace(part, sizes=sizes.to(self.device), views=views.to(self.device))

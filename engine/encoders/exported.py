@@ -59,7 +59,20 @@ class ExportedEncoder(Encoder):
             size=self.spec.image_size, mean=self.spec.mean, std=self.spec.std, policy=facts["policy"],
             interpolation=self.spec.interpolation, source=_no_source, fill=int(facts["fill"]), mode=facts["mode"],
         )  # fmt: skip
+        self._stamps = {file: _stamp(folder / file) for file in manifest.files}
         self.graphs = {key: self._graph(key) for key in manifest.graphs}
+
+    def check_unchanged(self) -> None:
+        """See that the files are those that were loaded: some are read only when a scorer first asks.
+
+        Raises ValueError naming one that was changed or is gone.
+        """
+        for file, stamp in self._stamps.items():
+            if _stamp(self.folder / file) != stamp:
+                raise ValueError(
+                    f"{self.spec.name}: {self.folder / file} must stay as it was when the model was loaded, got one "
+                    "that was changed, moved or removed since; load the folder again"
+                )
 
     def verify(self, *, runs: int = 1) -> list[GoldenRow]:
         """Run every graph on its golden inputs, here and now; the rows of all outputs.
@@ -150,6 +163,7 @@ class ExportedEncoder(Encoder):
         return Graph(self.spec.name, self.manifest.graphs[key], partial(self._open, key), max_batch=max_batch)
 
     def _open(self, key: str) -> Any:
+        self.check_unchanged()
         number, options, provider = self.device.index or 0, None, self.provider
         path = self.folder / self.manifest.graphs[key].file
         if provider == "tensorrt" and key in TOWERS:
@@ -229,7 +243,8 @@ def load_exported(
     placement = _placed(name, device, provider)
     if placement.provider != "cpu" and manifest.precision == "int8":
         raise ValueError(f"{name}: int8 is for CPUs, got provider {placement.provider!r}; export fp16 for GPUs")
-    encoder = ExportedEncoder(name, folder, manifest, placement)
+    # Graphs are opened when they are first wanted, from whatever working directory.
+    encoder = ExportedEncoder(name, folder.absolute(), manifest, placement)
     if verified:
         encoder.verify()
     return encoder
@@ -275,6 +290,15 @@ def _refuse_loss(name: str, manifest: Manifest) -> None:
             f"{name}: int8 costs group score on the controlled benchmark beyond its confidence interval "
             f"({json.dumps(cost['worst'])}); say '{name}?precision=int8' to take it all the same"
         )
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Size and time of the last change of a file, None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
 
 
 def _no_source(image: Image.Image) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
@@ -121,6 +122,7 @@ def load_encoder(
     """
     if not isinstance(name, str):
         raise TypeError(f"load: name must be a string, got {type(name).__name__}")
+    _check_name(name)
     given = {"resize": resize, "activation": activation, "preprocess": preprocess, "tokenizer": tokenizer}
     plain, options = _split_options(name, {key: str(value) for key, value in given.items() if value is not None})
     family, _, reference = plain.partition(":")
@@ -145,7 +147,26 @@ def load_encoder(
         from engine.encoders.transformers import load_transformers
 
         return load_transformers(reference, device=device, dtype=dtype, **options)
-    raise ValueError(
+    raise _unknown(name)
+
+
+def _check_name(name: str) -> None:
+    """See that a name without its options is of a family or of an exported model. Raises ValueError otherwise."""
+    plain = name.partition("?")[0]
+    if _names_export(plain) or plain.partition(":")[0] in _FAMILY_NAMES:
+        return
+    place = os.path.expanduser(plain)
+    # Unlike `Path.is_dir` it says no to what cannot be a path.
+    if os.path.isdir(place):
+        raise ValueError(
+            f"load: {place} must hold the manifest.json that `peaksim export` writes, got a folder where it is missing "
+            "or damaged; other folders are named 'scenes:<folder>', 'open_clip:<folder>' or 'hf:<folder>'"
+        )
+    raise _unknown(name)
+
+
+def _unknown(name: str) -> ValueError:
+    return ValueError(
         "load: name must be 'scenes', 'open_clip:<arch>/<tag or path>', 'open_clip:hf-hub:<owner>/<name>', "
         f"'hf:<hub name or folder>' or a folder that `peaksim export` wrote, got {name!r}"
     )

@@ -134,7 +134,6 @@ class DualEncoder(Encoder):
     _text: Tower
     _dtype: torch.dtype
     _pixels: PixelRules
-    _model: Any
     _tuned: bool = False
 
     def unfreeze(self) -> nn.Module:

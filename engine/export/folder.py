@@ -27,7 +27,7 @@ from engine.encoders.towers import DualEncoder
 from engine.encoders.tracing import Traceable, traceable_towers
 from engine.export.graphs import Traced, part_of, trace, write_graphs
 from engine.export.heads import find_head, head_parts
-from engine.export.layers import default_layers
+from engine.export.layers import default_layers, shipped_needs
 from engine.export.precision import half_precision, quantised
 from engine.features import ImageFeatures, TextFeatures
 from engine.heads.base import Head
@@ -88,10 +88,13 @@ def export_model(
 
     Args:
         model: a name of `engine.load`, read in float32 on the CPU; or such an encoder.
-        out: the folder, which must not be there or be empty. It appears whole or not at all.
+        out: the folder, which must not be there or be empty, and have no '?' in its path. It appears whole or not at
+            all (the working directory: with its manifest last).
         settings: what is exported.
         cost: called with source and export; what it gives goes into the manifest as `cost`. An int8 export whose cost
             nobody measured is loaded by those alone who name its precision.
+
+    Returns the absolute path of the folder.
 
     Raises:
         ValueError: a model that cannot be exported, a folder that holds something, an output that differs from its
@@ -99,7 +102,9 @@ def export_model(
         ImportError: a package is missing; it says how to get it.
     """
     settings = settings or ExportSettings()
-    target = Path(out)
+    target = Path(out).expanduser().resolve()
+    if "?" in str(target):
+        raise ValueError(f"export: {target} must have no '?', which begins the options of a model's name; rename it")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"export: {target} must be a new or an empty folder, got one that holds something, or a file")
     encoder = load_encoder(model, device="cpu", dtype="float32") if isinstance(model, str) else model
@@ -117,8 +122,18 @@ def export_model(
         if cost is not None:
             manifest = replace(manifest, cost=cost(encoder, found))
         manifest.write(work.folder)
-        work.folder.replace(target)
+        _settle(work.folder, target)
     return target
+
+
+def _settle(made: Path, target: Path) -> None:
+    """Put a finished folder in its place, in one step."""
+    if target != Path.cwd():
+        made.replace(target)
+        return
+    # Replaced, it would no longer be the folder that we and the shell are in. Without a manifest nothing is loaded.
+    for path in sorted(made.iterdir(), key=lambda path: path.name == MANIFEST_FILE):
+        path.replace(target / path.name)
 
 
 def _exportable(encoder: Encoder, settings: ExportSettings) -> EncoderSpec:
@@ -153,7 +168,7 @@ def _written(work: _Work, spec: EncoderSpec) -> Manifest:
     """Write everything into the folder of `work`."""
     encoder, settings = work.encoder, work.settings
     heads = [find_head(name, encoder.spec.fingerprint) for name in settings.heads]
-    wanted = [default_layers(encoder.spec), *(head.needs() for head in heads)]
+    wanted = [default_layers(encoder.spec), *shipped_needs(encoder.spec), *(head.needs() for head in heads)]
     image_layers = tuple(sorted({*settings.image_layers, *(n for needs in wanted for n in needs.image_layers)}))
     text_layers = tuple(sorted({*settings.text_layers, *(n for needs in wanted for n in needs.text_layers)}))
     aligned = tuple(tap for tap, is_aligned in encoder.spec.taps.items() if is_aligned)

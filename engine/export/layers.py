@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from engine.encoders.base import EncoderSpec
 from engine.features import Needs
+from engine.heads.base import shipped_heads
 from engine.heads.max_sim_head import MaxSimHeadConfig
 from engine.heads.peak_patch import PeakPatchConfig
+from engine.heads.registry import HEADS, load_head
 
 
 def default_layers(spec: EncoderSpec) -> Needs:
@@ -22,3 +24,11 @@ def default_layers(spec: EncoderSpec) -> Needs:
         image |= {spec.image_layers}
         image |= set(MaxSimHeadConfig().fitted(spec).image_layers) if spec.text_layers else set()
     return Needs(image_layers=tuple(sorted(image)), text_layers=tuple(sorted(text)))
+
+
+def shipped_needs(spec: EncoderSpec) -> list[Needs]:
+    """What heads read that come with the package for this encoder: naming one must not take another export."""
+    if spec.family != "scenes":
+        return []
+    heads = [load_head(path) for path in shipped_heads() if path.stem in HEADS]
+    return [head.needs() for head in heads if head.fingerprint == spec.fingerprint]

@@ -247,15 +247,23 @@ def read_head(path: str | PathLike[str]) -> HeadFile:
 
 def shipped_head(name: str, model: str = "scenes") -> Path:
     """Path of a head that comes with the package. Raises FileNotFoundError naming those that do."""
-    folder = Path(str(files("engine"))) / "assets" / model / "heads"
-    path = folder / f"{name}.safetensors"
+    path = _shipped_folder(model) / f"{name}.safetensors"
     if not path.is_file():
-        found = ", ".join(sorted(file.stem for file in folder.glob("*.safetensors"))) or "none"
+        found = ", ".join(file.stem for file in shipped_heads(model)) or "none"
         raise FileNotFoundError(
             f"{name}: no head of this name is shipped for {model!r} (there are: {found}); train one with "
             "`peaksim train` and give its path"
         )
     return path
+
+
+def shipped_heads(model: str = "scenes") -> list[Path]:
+    """Paths of all heads that come with the package for a model, by name."""
+    return sorted(_shipped_folder(model).glob("*.safetensors"))
+
+
+def _shipped_folder(model: str) -> Path:
+    return Path(str(files("engine"))) / "assets" / model / "heads"
 
 
 def check_belongs(who: str, head: StoredHead, fingerprint: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from itertools import pairwise
+from numbers import Real
 from typing import get_args
 
 import torch
@@ -97,6 +98,13 @@ def check_temperature(op: str, temperature: object) -> None:
         raise TypeError(f"{op}: temperature must be a number or None, got {type(temperature).__name__}")
     if not (math.isfinite(temperature) and 1e-30 <= temperature <= 1e30):
         raise ValueError(f"{op}: temperature must be between 1e-30 and 1e30, got {temperature}")
+
+
+def check_number(op: str, name: str, x: object) -> float:
+    """A number, finite or not; bool is none."""
+    if isinstance(x, bool) or not isinstance(x, Real):
+        raise TypeError(f"{op}: {name} must be a number, got {type(x).__name__}")
+    return float(x)
 
 
 def check_precision(op: str, precision: object, dtype: torch.dtype, backend: str) -> None:

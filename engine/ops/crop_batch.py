@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.ops.checks import check_tensor, choose_backend, name_of
+from engine.ops.checks import check_number, check_tensor, choose_backend, name_of
 from engine.ops.native import as_array, extension, forced_isa
 from engine.reference import crop_batch as reference
 from engine.reference.crop_batch import Placements, Taps
@@ -59,7 +61,8 @@ def _crop_batch(
     sizes = torch.tensor([image.shape[:2] for image in rows], dtype=torch.int64)
     placed = reference.placements(sizes, boxes, mode, (height, width))
     axes, taps = _axes(placed, (height, width), interpolation)
-    crop_batch_forward(rows, boxes[:, 0], placed, axes, taps, fill, scale, shift, result)
+    with torch.cuda.device(result.device) if result.is_cuda else nullcontext():
+        crop_batch_forward(rows, boxes[:, 0], placed, axes, taps, fill, scale, shift, result)
     return result
 
 
@@ -195,17 +198,15 @@ def _check_boxes(images: Sequence[Tensor], boxes: object) -> None:
 
 def _check_size(size: object) -> tuple[int, int]:
     pair = (size, size) if isinstance(size, int) else size
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(isinstance(n, int) for n in pair):
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(type(n) is int for n in pair):
         raise TypeError(f"{OP}: size must be a whole number or (height, width), got {size!r}")
     if not all(1 <= n <= MAX_SIDE for n in pair):
         raise ValueError(f"{OP}: size must be 1 to {MAX_SIDE} pixels, got {size}")
     return pair[0], pair[1]
 
 
-def _check_normalisation(mean: Sequence[float], std: Sequence[float]) -> tuple[list[float], list[float]]:
-    centre, spread = [float(x) for x in mean], [float(x) for x in std]
-    if len(centre) != 3 or len(spread) != 3:
-        raise ValueError(f"{OP}: mean and std must be three numbers, got {len(centre)} and {len(spread)}")
+def _check_normalisation(mean: object, std: object) -> tuple[list[float], list[float]]:
+    centre, spread = (_three_numbers(name, x) for name, x in (("mean", mean), ("std", std)))
     if not all(math.isfinite(m) and abs(m) <= 1e6 for m in centre):
         raise ValueError(f"{OP}: mean must be finite and at most 1e6, got {centre}")
     if not all(1e-6 <= s <= 1e6 for s in spread):
@@ -213,8 +214,14 @@ def _check_normalisation(mean: Sequence[float], std: Sequence[float]) -> tuple[l
     return centre, spread
 
 
+def _three_numbers(name: str, x: object) -> list[float]:
+    if not isinstance(x, (Sequence, np.ndarray)) or isinstance(x, (str, bytes)) or len(x) != 3:
+        raise ValueError(f"{OP}: {name} must be three numbers, got {x!r}")
+    return [check_number(OP, f"{name}[{k}]", one) for k, one in enumerate(x)]
+
+
 def _check_options(interpolation: object, dtype: object, mode: object) -> None:
-    if interpolation not in reference.SUPPORT:
+    if not isinstance(interpolation, str) or interpolation not in reference.SUPPORT:
         raise ValueError(f"{OP}: interpolation must be 'bicubic' or 'bilinear', got {interpolation!r}")
     if dtype not in DTYPES:
         raise TypeError(f"{OP}: dtype must be {', '.join(map(name_of, DTYPES))}, got {dtype}")
@@ -230,7 +237,7 @@ def _check_fill(fill: Sequence[int] | Tensor, n: int) -> Tensor:
         if tuple(fill.shape) != (n, 3):
             raise ValueError(f"{OP}: fill must have one colour a box, shape {(n, 3)}, got {tuple(fill.shape)}")
         return fill
-    colour = list(fill)
+    colour = list(fill) if isinstance(fill, Sequence) else []
     if len(colour) != 3 or not all(isinstance(x, int) and 0 <= x <= 255 for x in colour):
         raise ValueError(f"{OP}: fill must be three whole numbers 0..255, got {fill!r}")
     return torch.tensor([colour], dtype=torch.uint8).expand(n, 3)

@@ -86,7 +86,7 @@ def direct_scores(
     (q_item, q_token, q_last), (d_item, d_token, d_last) = q.stride(), d.stride()
     if dim > 1 and not q_last == d_last == 1:
         return None
-    others = [0, 0, 0]
+    others: list[int | None] = [0, 0, 0]
     for k, x in enumerate(per_token):
         if x is not None:
             others[k] = _address(x, d_shape if k == 1 else q_shape, torch.float32 if k == 2 else torch.bool)

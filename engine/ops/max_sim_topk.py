@@ -222,8 +222,8 @@ def max_sim_topk(
 def _check_k(k: object) -> None:
     if isinstance(k, bool) or not isinstance(k, int):
         raise TypeError(f"{OP}: k must be an int, got {type(k).__name__}")
-    if k < 1:
-        raise ValueError(f"{OP}: k must be 1 or more, got {k}")
+    if not 1 <= k < 2**31:
+        raise ValueError(f"{OP}: k must be 1 or more and below 2**31, got {k}")
 
 
 def _check_tokens(

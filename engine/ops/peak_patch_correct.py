@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from engine.ops.checks import FLOATS, check_tensor, choose_backend, name_of
+from engine.ops.checks import FLOATS, check_number, check_tensor, choose_backend, name_of
 from engine.ops.native import as_array, dense_rows, extension, forced_isa
 from engine.reference import peak_patch_correct as reference
 from engine.reference.unit import compute_dtype
@@ -221,7 +221,7 @@ def peak_patch_correct(f: Tensor, delta: Tensor, alpha: Tensor | float = 1.0, *,
             f"{CORRECT}: f and delta must both be float64 or neither, got {name_of(f.dtype)} and {name_of(delta.dtype)}"
         )
     if not isinstance(alpha, Tensor):
-        alpha = torch.tensor(float(alpha), dtype=compute_dtype(f.dtype), device=f.device)
+        alpha = torch.tensor(check_number(CORRECT, "alpha", alpha), dtype=compute_dtype(f.dtype), device=f.device)
     if alpha.numel() != 1 or not alpha.dtype.is_floating_point:
         got = f"{name_of(alpha.dtype)} {tuple(alpha.shape)}"
         raise ValueError(f"{CORRECT}: alpha must be one floating number, got {got}")

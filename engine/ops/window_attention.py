@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -36,7 +37,8 @@ def _window_attention(
     if backend == "triton":
         from engine.kernels.window_attention import window_attention_forward
 
-        window_attention_forward(q, k, v, own_k, own_v, windows, out, rows=rows, columns=columns, scale=scale)
+        with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
+            window_attention_forward(q, k, v, own_k, own_v, windows, out, rows=rows, columns=columns, scale=scale)
         return out
     extension(OP).window_attention(
         *(as_array(x if x is None else dense_rows(x)) for x in (q, k, v, own_k, own_v)),
@@ -86,7 +88,10 @@ def _window_attention_backward(
     if backend == "triton":
         from engine.kernels.window_attention import window_attention_backward
 
-        return window_attention_backward(grad, q, k, v, own_k, own_v, windows, rows=rows, columns=columns, scale=scale)
+        with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
+            return window_attention_backward(
+                grad, q, k, v, own_k, own_v, windows, rows=rows, columns=columns, scale=scale
+            )
     grads = _empty_gradients(q, k, own_k, torch.float32)
     extension(OP).window_attention_backward(
         *(as_array(x if x is None else dense_rows(x)) for x in (grad, q, k, v, own_k, own_v)),

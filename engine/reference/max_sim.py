@@ -339,7 +339,7 @@ def _to_winners(
 
 def _add_rows(to: Tensor, rows: Tensor, what: Tensor) -> None:
     """to.flatten(0, 1)[rows] += what, repeated rows added in a fixed order."""
-    flat = to.view(-1, to.shape[-1])
+    flat = to.view(to.shape[0] * to.shape[1], to.shape[2])
     if flat.is_cuda:
         # index_add_ would use atomic additions there; this form sorts its indices first.
         flat.index_put_((rows,), what, accumulate=True)

@@ -111,15 +111,14 @@ def _head(lines: Sequence[Mapping[str, Any]]) -> str:
     absent = [cell.name for cell in cells() if cell not in {_cell(line) for line in lines}]
     words = (
         "## What is worth training\n\n"
-        "Heads on the frozen model and full fine-tuning of it, each with three kinds of negatives and the same budget: "
-        f"{sum(STEPS)} steps of {BATCH} quads ({BATCH * sum(STEPS):,} of 8,000, in the same order of each seed). A "
-        "pair is held against the rest of the batch (*in-batch*: symmetric InfoNCE, for TFLocal and TFGlobal, which "
-        f"run once a pair, in groups of {ARMS['tflocal'].group}), against its hard-negative caption (*captions*), or "
-        "in both choices within its quad (*2 × 2 pairs*); the latter two beside the batch in the first half, alone in "
-        "the second. "
-        f"Group score in per cent: mean over seeds ± half the mean 95 % interval over {ITEMS} items of one seed "
-        "(lowest–highest seed, where there are several); chance 16.7. Every run stands in "
-        "`docs/results/comparison.jsonl`, its log in `comparison-logs.jsonl`."
+        "Heads on the frozen model and full fine-tuning of it, each with three kinds of negatives and one budget: "
+        f"{sum(STEPS)} steps of {BATCH} quads ({BATCH * sum(STEPS):,} seen, 8,000 different ones, the same for each "
+        "seed). A pair is held against the rest of the batch (*in-batch*: symmetric InfoNCE; for TFLocal and "
+        f"TFGlobal, which run once a pair, in groups of {ARMS['tflocal'].group}), against its hard-negative caption "
+        "(*captions*), or in both choices within its quad (*2 × 2 pairs*); the latter two beside the batch in the "
+        "first half, alone in the second. Group score in per cent: mean over seeds ± half the mean 95 % interval "
+        f"over {ITEMS} items of one seed (lowest–highest seed, where there are several); chance 16.7. Every run "
+        "stands in `docs/results/comparison.jsonl`, its log in `comparison-logs.jsonl`."
     )
     return words + (f" Not run: {', '.join(absent)}." if absent else "")
 
@@ -127,22 +126,17 @@ def _head(lines: Sequence[Mapping[str, Any]]) -> str:
 def _table(lines: Sequence[Mapping[str, Any]], split: str) -> str:
     rows = [
         f"### {TITLES[split]}\n",
-        "| trained | negatives | seeds | parameters | s a run | " + " | ".join(map(str.capitalize, CATEGORIES)) + " |",
-        "|---" * (5 + len(CATEGORIES)) + "|",
+        "| trained | negatives | seeds | parameters | " + " | ".join(map(str.capitalize, CATEGORIES)) + " |",
+        "|---" * (4 + len(CATEGORIES)) + "|",
     ]
     for arm in ARMS:
         for negatives in NEGATIVES:
             own = [line for line in lines if (line["arm"], line["negatives"], line["split"]) == (arm, negatives, split)]
             if not own:
                 continue
-            seconds = sum(line["seconds"] for line in own) / len(own)
             cells_ = [_range([line for line in own if line["category"] == category]) for category in CATEGORIES]
             words, seeds = NEGATIVES_IN_WORDS[negatives], len({line["seed"] for line in own})
-            rows.append(
-                f"| `{arm}` | {words} | {seeds} | {own[0]['parameters']:,} | {seconds:.0f} | "
-                + " | ".join(cells_)
-                + " |"
-            )
+            rows.append(f"| `{arm}` | {words} | {seeds} | {own[0]['parameters']:,} | " + " | ".join(cells_) + " |")
     return "\n".join(rows)
 
 

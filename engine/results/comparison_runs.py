@@ -88,7 +88,7 @@ class Cell(NamedTuple):
 
 def cells() -> list[Cell]:
     """All of them; a seed as a whole before the next, so that what is there at any time can be compared."""
-    first = ("quads", *(negatives for negatives in NEGATIVES if negatives != "quads"))
+    first: list[Negatives] = ["quads", *(negatives for negatives in NEGATIVES if negatives != "quads")]
     return [Cell(arm, negatives, seed) for seed in SEEDS for negatives in first for arm in ARMS]
 
 

@@ -18,7 +18,7 @@ from engine.scorers.base import Scorer
 from engine.scorers.registry import get_scorer
 
 NAME = "scorers"
-# Scorers whose trained head is shipped.
+# The others of the shipped heads are measured by `engine.results.comparison` and `engine.results.max_sim_head`.
 TRAINED = ("max_sim_head",)
 # Items a category of each split, and of the quick run's only split.
 SPLITS: Mapping[str, int] = {"held_out": 400, "in_domain": 100, "shifted": 100}

@@ -44,18 +44,19 @@ class Batch:
     ids: Sequence[str] | None = None
     metadata: Metadata | None = None
 
-    def names(self) -> list[str]:
-        """The ids. Raises ValueError for features without any, or their number wrong."""
+    def names(self, *, distinct: bool = True) -> list[str]:
+        """The ids. Raises ValueError for features without any, their number wrong, or (`distinct`) one twice."""
         if not isinstance(self.images, ImageFeatures):
             unnamed = [type(image).__name__ for image in self.images if not isinstance(image, str | os.PathLike)]
             if self.ids is None and unnamed:
                 # Their places would be no names: the next list has the same.
                 raise ValueError(f"Index: pictures that are no files need ids=, got a {unnamed[0]}")
-            return check_ids("Index", names_of(self.images, self.ids))
+            given = None if self.ids is None else check_ids("Index", self.ids, distinct=distinct)
+            return check_ids("Index", names_of(self.images, given), distinct=distinct)
         ids = self.images.ids if self.ids is None else self.ids
         if ids is None:
             raise ValueError("Index: features without ids need ids=, one string for each row")
-        found = check_ids("Index", ids)
+        found = check_ids("Index", ids, distinct=distinct)
         if len(found) != len(self.images):
             raise ValueError(f"Index: ids must name each of {len(self.images)} images, got {len(found)}")
         return found
@@ -102,7 +103,7 @@ def _as_list(ids: Iterable[str] | None) -> Sequence[str] | None:
 
 
 def _sliced(whole: Batch, size: int) -> Iterator[Batch]:
-    names = whole.names()
+    names = whole.names(distinct=False)
     table = None
     if whole.metadata is not None:
         table = as_table(whole.metadata, len(names), pa.schema([]))
@@ -206,7 +207,7 @@ class Adder:
             ValueError: ids that are there already, features that do not fit, metadata of another type.
             OSError: the disk is full or cannot be written.
         """
-        names = batch.names()
+        names = batch.names(distinct=self._existing != "skip")
         found = self._found(names)
         there = found >= 0
         if self._existing == "refuse" and there.any():
@@ -217,7 +218,10 @@ class Adder:
             table = as_table(batch.metadata, len(names), self._schema)
         rows = np.arange(len(names))
         if self._existing == "skip":
-            rows = (~there).nonzero()[0]
+            # An id that comes again is there by then, in this batch as in a later one.
+            first = np.zeros(len(names), dtype=bool)
+            first[list({name: row for row, name in reversed(list(enumerate(names)))}.values())] = True
+            rows = (first & ~there).nonzero()[0]
             self._skipped += len(names) - len(rows)
         if len(rows) == 0:
             return

@@ -120,7 +120,8 @@ class Structure:
 
         Raises:
             ImportError: FAISS is missing; the message names the extra.
-            ValueError: a factory string that FAISS does not know, or too few rows to train on.
+            ValueError: a factory string that FAISS does not know, too few rows to train on, or a kind that cannot
+                search among chosen rows.
         """
         faiss = load_faiss()
         try:
@@ -136,10 +137,15 @@ class Structure:
             if trained:
                 chosen = np.sort(np.random.default_rng(seed).choice(rows, trained, replace=False))
                 index = _train(faiss, index, take(chosen).numpy(), factory)
-            for first in range(0, rows, ADD_ROWS):
-                index.add(take(np.arange(first, min(first + ADD_ROWS, rows))).numpy())
-        facts = StructureFacts(factory, rows, dim, trained_rows=trained)
-        return cls(index, facts)._tuned(take, seed)
+            built = cls(index, StructureFacts(factory, rows, dim, trained_rows=trained))
+            try:
+                for first in range(0, rows, ADD_ROWS):
+                    index.add(take(np.arange(first, min(first + ADD_ROWS, rows))).numpy())
+                # Some kinds cannot leave rows out, which conditions and deleted rows ask for.
+                built.search(take(np.arange(1)).numpy(), 1, allowed=np.ones(rows, dtype=bool), effort=1)
+            except RuntimeError as error:
+                raise ValueError(f"Index: {factory!r} cannot hold and search {rows} rows ({_why(error)})") from error
+        return built._tuned(take, seed)
 
     def save(self, folder: Path) -> None:
         """Write `FILE` into a folder."""
@@ -211,13 +217,23 @@ class Structure:
 
 
 def check_ann(ann: str, dim: int) -> None:
-    """Raise ValueError for a factory string that FAISS does not know, ImportError where it needs FAISS to know."""
+    """Refuse what is no factory string for an index.
+
+    Raises:
+        TypeError: no string.
+        ValueError: one that FAISS does not know, or that has numbers of its own for the rows.
+        ImportError: FAISS is missing, which knows.
+    """
+    if not isinstance(ann, str):
+        raise TypeError(f"Index: ann must be 'auto' or a FAISS factory string, got {type(ann).__name__}")
     if ann != "auto":
         faiss = load_faiss()
         try:
-            faiss.index_factory(dim, ann, faiss.METRIC_INNER_PRODUCT)
+            made = faiss.index_factory(dim, ann, faiss.METRIC_INNER_PRODUCT)
         except RuntimeError as error:
             raise _unknown(ann, error) from error
+        if isinstance(made, faiss.IndexIDMap):
+            raise ValueError(f"Index: ann must be a FAISS factory string without IDMap, rows are numbered, got {ann!r}")
 
 
 def load_faiss() -> Any:

@@ -95,7 +95,7 @@ def structure_of(snapshot: Snapshot) -> Structure | None:
 def keep_up(change: Change) -> None:
     """Make the structure that the index should have by now, or drop the one it should not; commits.
 
-    A structure that cannot be trained yet is left out with a UserWarning: all embeddings are looked at then.
+    A structure that cannot be trained or searched is left out with a UserWarning: all embeddings are looked at.
 
     Raises:
         ImportError: FAISS is missing.
@@ -115,7 +115,7 @@ def keep_up(change: Change) -> None:
     try:
         structure = Structure.build(factory, snapshot.rows, manifest.dim, snapshot.embedding)
     except ValueError as error:
-        warnings.warn(f"{error}; candidates are found by looking at all rows until there are more", stacklevel=2)
+        warnings.warn(f"{error}; candidates are found by looking at all rows", stacklevel=2)
         return
     change.put_extra(NAME, structure.save, rows=snapshot.rows, facts=structure.facts.as_dict())
 

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from engine.retrieval.forks import OwnLock
+from engine.retrieval.identifiers import as_text
 from engine.retrieval.metadata import RESERVED
 from engine.retrieval.snapshot import Snapshot
 
@@ -151,7 +152,7 @@ def _evaluated(snapshot: Snapshot, where: str) -> np.ndarray:
     found = Filter.parse(where, names)
     table = snapshot.metadata([name for name in found.columns if name != RESERVED])
     if RESERVED in found.columns:
-        ids = pa.array(snapshot.ids(np.arange(snapshot.rows)), pa.string())
+        ids = pa.array([as_text(name) for name in snapshot.ids(np.arange(snapshot.rows))], pa.string())
         table = pa.table({RESERVED: ids, **{name: table.column(name) for name in table.column_names}})
     elif not found.columns:
         table = _numbers(snapshot.rows)

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def check_ids(who: str, ids: Sequence[str]) -> list[str]:
+def check_ids(who: str, ids: Sequence[str], *, distinct: bool = True) -> list[str]:
     """The ids as a list.
 
     Raises:
         TypeError: one that is no string, or one string in the place of a list.
-        ValueError: an empty one, one that is no text, or the same one twice.
+        ValueError: an empty one, one that is no text, or (`distinct`) the same one twice.
     """
     if isinstance(ids, str | bytes):
         raise TypeError(f"{who}: ids must be a list of strings, got {type(ids).__name__}")
@@ -28,7 +28,7 @@ def check_ids(who: str, ids: Sequence[str]) -> list[str]:
             as_bytes(name)
         except UnicodeEncodeError:
             raise ValueError(f"{who}: ids must be text, got half a character in {name!r} (row {row})") from None
-        if name in seen:
+        if distinct and name in seen:
             raise ValueError(f"{who}: ids must be distinct, got {name!r} twice (row {row})")
         seen.add(name)
     return found
@@ -37,6 +37,11 @@ def check_ids(who: str, ids: Sequence[str]) -> list[str]:
 def as_bytes(name: str) -> bytes:
     """UTF-8; names of files that are none keep their bytes."""
     return name.encode("utf-8", "surrogateescape")
+
+
+def as_text(name: str) -> str:
+    """A name as text that Arrow can hold: bytes that are no UTF-8 become escapes, and are not found again."""
+    return name.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def hash_of(data: bytes) -> int:

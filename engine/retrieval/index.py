@@ -235,8 +235,8 @@ class Index:
     ) -> AddReport:
         """Replace images that are there, each in one commit with its removal; arguments as for `add`.
 
-        Metadata that is not given stays. An image that cannot be read leaves the old one. In ties an image that was
-        replaced counts as inserted now.
+        Without metadata the old rows stay; a row that is given replaces the old one, all its columns. An image that
+        cannot be read leaves the old one. In ties an image that was replaced counts as inserted now.
 
         Raises:
             KeyError: an id that is not there.

@@ -29,16 +29,17 @@ def as_table(metadata: Metadata, rows: int, known: pa.Schema) -> pa.Table:
     Columns that hold nothing but nulls and that the index does not know are left out.
 
     Raises:
-        ValueError: another number of rows, a column of another type, or one called "id".
+        ValueError: another number of rows, a column of another type or of several, one called "id", or two whose
+            names differ in case alone.
         TypeError: what is no table, mapping of columns or list of rows.
     """
     if isinstance(metadata, pa.Table):
         table = metadata
     elif isinstance(metadata, Mapping):
-        table = pa.table(dict(metadata))
+        table = _built(metadata)
     elif isinstance(metadata, Sequence) and all(isinstance(row, Mapping) for row in metadata):
         names = list(dict.fromkeys(name for row in metadata for name in row))
-        table = pa.table({name: [row.get(name) for row in metadata] for name in names})
+        table = _built({name: [row.get(name) for row in metadata] for name in names})
         if not names:
             return _empty(rows) if len(metadata) == rows else _refused(len(metadata), rows)
     else:
@@ -49,10 +50,15 @@ def as_table(metadata: Metadata, rows: int, known: pa.Schema) -> pa.Table:
     if table.num_rows != rows and table.num_columns:
         _refused(table.num_rows, rows)
     columns = {}
-    for name in table.column_names:
+    spelled = {name.lower(): name for name in reversed([*known.names, *table.column_names])}
+    for place, name in enumerate(table.column_names):
         if name.lower() == RESERVED:
             raise ValueError(f"Index: metadata must not have a column {name!r}, which filters take for the ids")
-        column = _plain(table.column(name))
+        other = spelled[name.lower()]
+        if other != name or name in columns:
+            # SQL knows no difference: a filter would read either of them.
+            raise ValueError(f"Index: metadata columns must differ in more than case, got {name!r} beside {other!r}")
+        column = _plain(table.column(place))
         if name in known.names:
             column = _cast(name, column, known.field(name).type)
         elif pa.types.is_null(column.type):
@@ -87,6 +93,30 @@ def _empty(rows: int) -> pa.Table:
 
 def _refused(found: int, wanted: int) -> pa.Table:
     raise ValueError(f"Index: metadata must have one row for each of {wanted} images, got {found}")
+
+
+def _built(columns: Mapping[str, Sequence[Any]]) -> pa.Table:
+    """A table of lists. Raises TypeError for what is none and ValueError for values of no type or of several."""
+    arrays = {}
+    for name, values in columns.items():
+        if not isinstance(name, str):
+            raise TypeError(f"Index: metadata columns must have strings as names, got {name!r}")
+        if values is None or isinstance(values, str | bytes):
+            raise TypeError(
+                f"Index: metadata column {name!r} must be a list with a value for each image, got "
+                f"{type(values).__name__}"
+            )
+        try:
+            arrays[name] = values if isinstance(values, pa.ChunkedArray) else pa.array(values)
+        except (pa.ArrowException, TypeError, UnicodeEncodeError, OverflowError) as error:
+            raise ValueError(
+                f"Index: metadata column {name!r} must hold values of one type that Arrow has, got others "
+                f"({error!s:.120})"
+            ) from error
+    lengths = {name: len(values) for name, values in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"Index: metadata columns must be equally long, got {lengths}")
+    return pa.table(arrays)
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:

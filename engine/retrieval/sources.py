@@ -27,6 +27,7 @@ from pyarrow import parquet
 from engine.features import ImageFeatures
 from engine.images import ImageFailure
 from engine.retrieval.adding import Batch
+from engine.retrieval.identifiers import as_text
 
 SUFFIXES = frozenset({".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz")
@@ -90,7 +91,7 @@ class Files(Source):
         root = Path(folder)
         if not root.is_dir():
             raise NotADirectoryError(f"Files: {root} must be a folder")
-        found = sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+        found = sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES and _is_file(path))
         if not found:
             raise ValueError(f"Files: {root} must hold pictures ({', '.join(sorted(SUFFIXES))}), got none")
         return cls(found, ids=[prefix + path.relative_to(root).as_posix() for path in found])
@@ -109,7 +110,7 @@ class Files(Source):
         for first in range(0, len(self._paths), batch_size):
             rows = slice(first, first + batch_size)
             # Absolute: an index may be searched from another folder.
-            places = [_text(os.path.abspath(path)) for path in self._paths[rows]]
+            places = [as_text(os.path.abspath(path)) for path in self._paths[rows]]
             yield Batch([Path(path) for path in self._paths[rows]], self._ids[rows], {PATH: places})
 
 
@@ -158,7 +159,7 @@ class Shards(Source):
                     if image.size > MAX_MEMBER_BYTES:
                         self._fail(name, place, f"{image.size} bytes are too many, at most {MAX_MEMBER_BYTES}")
                         continue
-                    yield name, _read(tar, image), {PATH: _text(place), **self._described(tar, members, name, place)}
+                    yield name, _read(tar, image), {PATH: as_text(place), **self._described(tar, members, name, place)}
         except (OSError, tarfile.TarError, EOFError) as error:
             self._fail(shard, str(path), f"the shard is damaged or cannot be read ({str(error) or repr(error)})")
 
@@ -284,6 +285,11 @@ def picture_at(path: str) -> Path | bytes:
     raise FileNotFoundError(f"picture_at: {path} is not there")
 
 
+def _is_file(path: Path) -> bool:
+    """Whether something is a file, or a link to nothing, which is reported when it is read and not passed over."""
+    return path.is_file() or (path.is_symlink() and not path.exists())
+
+
 def _groups(tar: tarfile.TarFile) -> Iterator[tuple[str, list[tuple[str, tarfile.TarInfo]]]]:
     """Samples of a shard: the name, and the endings (in lower case) and members that share it."""
     held: list[tuple[str, tarfile.TarInfo]] = []
@@ -315,8 +321,3 @@ def _number(path: Path) -> str:
     """The digits a part's name ends with, which its two files share."""
     found = re.search(r"(\d+)$", path.stem)
     return found.group(1) if found else path.stem
-
-
-def _text(path: str) -> str:
-    """A path as text that Arrow can hold: bytes that are no UTF-8 become escapes, and are not found again."""
-    return path.encode("utf-8", "backslashreplace").decode("utf-8")

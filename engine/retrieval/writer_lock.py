@@ -98,7 +98,11 @@ def _started(pid: int) -> str | None:
 def _guarded(path: Path) -> Iterator[None]:
     """Alone for the moment in which the lock is looked at and taken."""
     deadline = time.monotonic() + GUARD_TIMEOUT_S
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        words = f"Index: {path.parent} cannot be written ({error.strerror})"
+        raise OSError(error.errno, words, str(path)) from error
     try:
         while not _try_guard(handle):
             if time.monotonic() > deadline:

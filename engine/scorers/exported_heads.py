@@ -104,6 +104,7 @@ def exported_head(encoder: ExportedEncoder, name: str) -> Head | None:
     stated: Mapping[str, Any] | None = encoder.manifest.heads.get(name)
     if stated is None:
         return None
+    encoder.check_unchanged()
     path = encoder.folder / stated["file"]
     # It belongs to this export whatever its precision.
     stored = replace(read_head(path), encoder=encoder.spec.name, fingerprint=encoder.spec.fingerprint)

@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from engine.crops import CropGrid, crops
 from engine.encoders.base import view
 from engine.engine import Engine
 from engine.features import ImageFeatures, Needs
-from engine.heads.window_head import WindowHead, WindowHeadConfig
+from engine.heads.window_head import Activation, WindowHead, WindowHeadConfig
 from engine.images import ResizePolicy, decode
 from engine.scenes.captions import phrase
 from engine.scenes.render import render
@@ -203,7 +204,8 @@ def begun(engine: Engine, data: WindowData, config: WindowHeadConfig, *, seed: i
     path = engine.encoder.class_path(config.layers) if config.start == "copy" else None
     if path is None:
         return WindowHead.build(engine.spec, config, seed=seed).to(engine.encoder.device)
-    known = replace(config, heads=path.heads, activation=path.activation)
+    # The configuration refuses an activation that the head does not have.
+    known = replace(config, heads=path.heads, activation=cast(Activation, path.activation))
     head = WindowHead.build(engine.spec, known, seed=seed).to(engine.encoder.device)
     some = data.store[: min(_SHARD_ROWS, len(data))].hidden[config.layers[0]]
     head.take_path(path, some[:, 0].mean(dim=0).to(engine.encoder.device))
