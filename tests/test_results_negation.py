@@ -113,7 +113,7 @@ def test_the_generator_is_written_met_and_trained(engine, shipped, tmp_path, mon
     assert len(figures) == 12 * 2 * 2 and figures[0].name == "X, vanilla: X's color" and figures[0].items == 7
     quick = replace(run, quick=True)
     assert generator.section(quick) == ""
-    doubt(run.figures / "generator.jsonl")
+    doubt(run.figures / "generator-quick.jsonl")
     with pytest.raises(ResultsDiffer, match="X, vanilla: X's color: found"):
         generator.section(quick)
     # What was trained in the work folder takes the place of what is shipped.

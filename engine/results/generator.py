@@ -236,13 +236,26 @@ def _cell(values: Floats) -> dict[str, float]:
 def section(run: Run) -> str:
     """The table, of what was trained in this work folder, else of what is shipped.
 
-    A quick run draws a few pictures with what is shipped and raises ResultsDiffer where the committed figures differ.
+    The first prompts are drawn once more with what is shipped: a quick run draws them alone, and raises ResultsDiffer
+    where it sees something else.
     """
     engine = load("scenes", device="cpu")
+    first = _figures(_values(run, engine, Files.of(), QUICK_PROMPTS, 1), QUICK_PROMPTS)
+    quick = run.figures / f"{NAME}-quick.jsonl"
+    if run.quick:
+        check_figures(quick, first)
+        return ""
     trained = [run.folder / NAME / part / f"{part}.safetensors" for part in (SceneGenerator.name, SceneJudge.name)]
-    here = not run.quick and all(path.is_file() for path in trained)
-    files = Files.of(*trained) if here else Files.of()
-    count, noises = run.items(PROMPTS, QUICK_PROMPTS), run.items(NOISES, 1)
+    files = Files.of(*trained) if all(path.is_file() for path in trained) else Files.of()
+    values = _values(run, engine, files, PROMPTS, NOISES)
+    values["judge"] = judged(load_judge(files.judge), JUDGED)
+    write_figures(quick, first)
+    write_figures(run.figures / f"{NAME}.jsonl", _figures(values, PROMPTS))
+    return table(values, PROMPTS, NOISES)
+
+
+def _values(run: Run, engine: Engine, files: Files, count: int, noises: int) -> dict[str, Any]:
+    """What `drawn` gives of so many prompts and noises for each condition, condition after condition."""
     hashes = [sha256(path.read_bytes()).hexdigest() for path in files]
     made_by = f"{engine.spec.fingerprint} {hashes} {count} {noises}"
     parts, asked = files.load(engine.spec.fingerprint, engine.encoder.device), prompts(count)
@@ -250,21 +263,17 @@ def section(run: Run) -> str:
     for done, condition in enumerate(asked[0].texts):
         run.progress(condition, done, len(asked[0].texts))
         make = partial(drawn, engine, parts, asked, condition, noises=noises)
-        seen[condition] = run.part(f"{NAME}-{done}", f"{made_by} {condition}", make)
-    judge = run.part(f"{NAME}-judge", f"{made_by} {JUDGED}", lambda: judged(parts.judge, run.items(JUDGED, 1)))
-    values = {"seen": seen, "judge": judge}
-    path = run.figures / f"{NAME}.jsonl"
-    figures = [
+        seen[condition] = run.part(f"{NAME}-{count}-{done}", f"{made_by} {condition}", make)
+    return {"seen": seen}
+
+
+def _figures(values: Mapping[str, Any], count: int) -> list[Figure]:
+    return [
         Figure(f"{condition}, {side}: {name}", count, cell["value"], cell["low"], cell["high"])
         for condition, sides in values["seen"].items()
         for side, cells in sides.items()
         for name, cell in cells.items()
     ]
-    if run.quick:
-        check_figures(path, figures)
-        return ""
-    write_figures(path, figures)
-    return table(values, count, noises)
 
 
 def train(run: Run) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from engine.results import comparison, max_sim_head, onepass, retrieval, scorers
+from engine.results import comparison, generator, max_sim_head, onepass, peak_patch, retrieval, scorers
 from engine.results.run import Run
 
 Section = Callable[[Run], str]
@@ -15,11 +15,15 @@ SECTIONS: Mapping[str, Section] = {
     max_sim_head.NAME: max_sim_head.section,
     comparison.NAME: comparison.section,
     retrieval.NAME: retrieval.section,
+    peak_patch.NAME: peak_patch.section,
+    generator.NAME: generator.section,
     onepass.NAME: onepass.section,
 }
 # Each goes on where it was stopped, and leaves the figures that its section shows.
 TRAININGS: Mapping[str, Training] = {
     max_sim_head.NAME: max_sim_head.train,
+    peak_patch.NAME: peak_patch.train,
+    generator.NAME: generator.train,
     comparison.NAME: comparison.train,
     onepass.NAME: onepass.train,
 }
