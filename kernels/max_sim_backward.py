@@ -265,8 +265,6 @@ def max_sim_backward(
     Args:
         incoming: for the forward and the reverse direction the gradients of scores (None: no part) and of values,
             and the argmax, which the hard form needs.
-
-    Raises ValueError for a temperature too low for float32.
     """
     check_backward_temperature(temperature)
     q, d = (
