@@ -124,6 +124,8 @@ def test_the_generator_is_written_met_and_trained(engine, shipped, tmp_path, mon
     generator.train(run)
     for part in (SceneGenerator, SceneJudge):
         assert (run.folder / "generator" / part.name / f"{part.name}.safetensors").exists()
-    for path in shipped.glob("scene_*"):
-        path.unlink()
+    loaded: list[Path] = []
+    load_judge = generator.load_judge
+    monkeypatch.setattr(generator, "load_judge", lambda path: loaded.append(path) or load_judge(path))
     assert "over 7 prompts" in generator.section(run)
+    assert loaded[-1].is_relative_to(run.folder) and loaded[0].is_relative_to(shipped)
