@@ -1,7 +1,7 @@
-"""Backward of max-sim against torch's autograd, side by side: `pytest bench/bench_max_sim_backward.py`.
+"""Backward of max-sim against torch's autograd, in turn: `pytest bench/bench_max_sim_backward.py` prints the ratios.
 
-Each case checks both gradients against float64 before anything is timed. The peak of memory over the whole step
-stands in `extra_info`: torch keeps all similarities for its backward, ours computes them again.
+Both gradients are checked against float64 before anything is timed. The peaks of memory over the whole step
+stand in `extra_info`: torch keeps all similarities for its backward, ours computes them again.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor
 
+from bench.paired import Paired, name_of
 from bench.peak_memory import peak_mib
 from engine.ops.max_sim import max_sim
 
@@ -56,30 +56,36 @@ def check(gradients: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=name_of)
 @pytest.mark.parametrize("temperature", [None, 0.1], ids=["hard", "soft"])
-@pytest.mark.parametrize("implementation", [ours, torch_products])
 def bench_max_sim_backward(
-    benchmark: BenchmarkFixture,
-    shape: tuple[int, int, int, int],
-    dtype: torch.dtype,
-    temperature: float | None,
-    implementation: Scores,
+    paired: Paired, shape: tuple[int, int, int, int], dtype: torch.dtype, temperature: float | None
 ) -> None:
-    """The backward pass alone; siblings of one group are ours and its baseline."""
+    """The backward pass alone."""
     q, d, upstream = inputs(shape, dtype)
     exact = [x.detach().double().requires_grad_() for x in (q, d)]
     reference = max_sim(*exact, temperature=temperature, backend="reference")
     wanted = torch.autograd.grad(reference, exact, upstream.double())
 
-    def step() -> tuple[Tensor, ...]:
-        return torch.autograd.grad(implementation(q, d, temperature), (q, d), upstream)
+    def backward(scores: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(scores, (q, d), upstream, retain_graph=True)
 
-    check(step(), wanted)
-    benchmark.extra_info["step_peak_mib"] = peak_mib(step)
-    scores = implementation(q, d, temperature)
-    kind = "hard" if temperature is None else "soft"
-    benchmark.group = f"{kind}, {shape}, {str(dtype).removeprefix('torch.')}"
-    benchmark.pedantic(
-        lambda: torch.autograd.grad(scores, (q, d), upstream, retain_graph=True), rounds=7, warmup_rounds=1
+    paired.benchmark.extra_info["step_peak_mib"] = {
+        "ours": peak_mib(lambda: backward(ours(q, d, temperature))),
+        "torch": peak_mib(lambda: backward(torch_products(q, d, temperature))),
+    }
+    our_scores, torch_scores = ours(q, d, temperature), torch_products(q, d, temperature)
+    paired(
+        "max_sim, backward",
+        f"{'hard' if temperature is None else 'soft'} {words(shape)}",
+        lambda: backward(our_scores),
+        {"torch": lambda: backward(torch_scores)},
+        expected=lambda gradients: check(gradients, wanted),
+        dtype=dtype,
     )
+
+
+def words(shape: tuple[int, int, int, int]) -> str:
+    """A shape as the table names it."""
+    n, tokens, patches, dim = shape
+    return f"B {n} T {tokens} P {patches} D {dim}"

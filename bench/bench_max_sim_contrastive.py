@@ -1,6 +1,6 @@
-"""A step of the contrastive loss against torch, side by side: `pytest bench/bench_max_sim_contrastive.py`.
+"""A step of the contrastive loss against torch, in turn: `pytest bench/bench_max_sim_contrastive.py` prints the ratios.
 
-Each case checks both losses and gradients against float64 before anything is timed; the peak of memory stands in
+Both losses and gradients are checked against float64 before anything is timed; the peaks of memory stand in
 `extra_info`.
 """
 
@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from bench.bench_max_sim_backward import check, inputs
+from bench.bench_max_sim_backward import check, inputs, words
+from bench.paired import Paired
 from bench.peak_memory import peak_mib
 from engine.ops.max_sim import max_sim
 from engine.ops.max_sim_contrastive import max_sim_contrastive
@@ -50,29 +50,32 @@ def losses(ahead: Tensor, back: Tensor) -> Tensor:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("symmetric", [False, True], ids=["one way", "symmetric"])
 @pytest.mark.parametrize("temperature", [None, 0.1], ids=["hard", "soft"])
-@pytest.mark.parametrize("implementation", [ours, torch_composition])
 def bench_max_sim_contrastive(
-    benchmark: BenchmarkFixture,
-    shape: tuple[int, int, int, int],
-    symmetric: bool,
-    temperature: float | None,
-    implementation: Loss,
+    paired: Paired, shape: tuple[int, int, int, int], symmetric: bool, temperature: float | None
 ) -> None:
-    """Forward and backward in float32; siblings of one group are ours and its baseline."""
+    """Forward and backward in float32."""
     q, d, _ = inputs(shape, torch.float32)
     exact = [x.detach().double().requires_grad_() for x in (q, d)]
     out = max_sim(*exact, temperature=temperature, symmetric=True, backend="reference")
     wanted_loss = losses(out.scores, out.reverse_scores if symmetric else out.scores)
     wanted = torch.autograd.grad(wanted_loss, exact)
 
-    def step() -> tuple[Tensor, ...]:
-        return torch.autograd.grad(implementation(q, d, temperature, symmetric), (q, d))
+    def step(implementation: Loss) -> tuple[Tensor, ...]:
+        loss = implementation(q, d, temperature, symmetric)
+        return loss, *torch.autograd.grad(loss, (q, d))
 
-    torch.testing.assert_close(
-        implementation(q, d, temperature, symmetric).double(), wanted_loss, rtol=1e-4, atol=1e-4
+    def check_step(result: tuple[Tensor, ...]) -> None:
+        torch.testing.assert_close(result[0].double(), wanted_loss, rtol=1e-4, atol=1e-4)
+        check(result[1:], wanted)
+
+    paired.benchmark.extra_info["step_peak_mib"] = {
+        "ours": peak_mib(lambda: step(ours)),
+        "torch": peak_mib(lambda: step(torch_composition)),
+    }
+    paired(
+        "max_sim_contrastive",
+        f"{'hard' if temperature is None else 'soft'}, {'symmetric' if symmetric else 'one way'}, {words(shape)}",
+        lambda: step(ours),
+        {"torch": lambda: step(torch_composition)},
+        expected=check_step,
     )
-    check(step(), wanted)
-    kind = f"{'hard' if temperature is None else 'soft'}, {'symmetric' if symmetric else 'one way'}"
-    benchmark.group = f"{kind}, {shape}"
-    benchmark.extra_info["step_peak_mib"] = peak_mib(step)
-    benchmark.pedantic(step, rounds=7, warmup_rounds=1)
