@@ -1,4 +1,4 @@
-"""Measure everything RESULTS.md says of the embedded model: ``python -m bench.scenes_results FOLDER [--items N]``.
+"""Measure any models of the embedded kind, such as its other seeds: ``python -m bench.scenes_results FOLDER``.
 
 For each model given (``--models scenes scenes:runs/scenes-1 …``) the controlled benchmark on withheld combinations,
 zero-shot classification and retrieval; for the shipped one also the other splits (a quarter of the items) and the

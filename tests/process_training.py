@@ -13,7 +13,8 @@ from engine.features import ImageFeatures, TextFeatures
 from engine.heads.base import Head
 from engine.heads.registry import HEADS
 from engine.store import FeatureStore
-from engine.training.head_data import HeadData
+from engine.training.finetune import finetune as finetune_scenes
+from engine.training.head_data import HeadData, ScenesQuads
 from engine.training.heads import HeadTrainConfig, train_head
 from engine.training.losses import quad_loss
 from tests.head_cases import FACTS
@@ -28,8 +29,25 @@ def own_objective(head: Head, images: ImageFeatures, texts: TextFeatures) -> tor
     return quad_loss(head.chosen(images, texts, rows, columns).view(size, 2, 2))
 
 
+def finetune(folder: Path, case: dict[str, str]) -> Path:
+    """Fine-tune the embedded model for a few steps, in-batch and within quads."""
+    items = ScenesQuads(items=8, categories=("color",)).draw()
+    config = HeadTrainConfig(
+        folder / case["output"],
+        steps=int(case["steps"]),
+        batch_size=4,
+        warmup_steps=2,
+        learning_rate=1e-4,
+        log_every=2,
+        loss=case["loss"],  # type: ignore[arg-type]
+    )
+    return finetune_scenes(items, config)
+
+
 def train(folder: Path, case: dict[str, str]) -> Path:
     """Train one case on the stores in a folder; what decides the weights is the same in every process."""
+    if case["head"] == "finetune":
+        return finetune(folder, case)
     data = HeadData(FeatureStore.open(folder / "images"), FeatureStore.open(folder / "texts"), 2, 2)
     config = HeadTrainConfig(
         folder / case["output"],

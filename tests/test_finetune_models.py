@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +14,13 @@ from engine.datasets.coco import read_coco
 from engine.datasets.trohn import read_trohn
 from engine.encoders.registry import load_encoder
 from engine.engine import Engine, load
+from engine.metrics import group_scores
 from engine.training.finetune_models import (
+    HeldOutItemFigures,
     PixelItems,
     WholeDualEncoder,
     finetune_model,
+    held_out_items,
     quads_of_scenes,
     readable,
 )
@@ -110,6 +114,47 @@ def test_batches_are_what_the_encoder_sees(tmp_path, pairs):
     torch.testing.assert_close(found, Engine(encoder).score(refs, texts), rtol=1e-4, atol=1e-5)
 
 
+def test_held_out_items_are_scored_as_the_engine_scores_them(tmp_path):
+    data = read_trohn(*write_trohn(tmp_path / "trohn", 30))
+    seen, unseen = held_out_items(data, 5)
+    assert unseen is not None and len(unseen) == 3 and len(seen) == 27
+    assert {item.id for item in seen.items}.isdisjoint(item.id for item in unseen.items)
+    assert held_out_items(seen, 0) == (seen, None)
+    encoder = load_encoder(f"open_clip:{tiny_open_clip.write_folder(tmp_path / 'clip', 'clip')}", device="cpu")
+    with torch.no_grad():
+        found = HeldOutItemFigures(unseen)(WholeDualEncoder(encoder))
+    engine = Engine(encoder)
+    first = engine.score([item.image.path for item in unseen.items], [item.captions[0] for item in unseen.items])
+    own = first.diagonal()
+    finds = [(first >= own.unsqueeze(axis)).sum(axis) == 1 for axis in (0, 1)]
+    quads = torch.stack(
+        [
+            engine.score([ref.path for ref in item.images], [item.captions[0], item.negatives[0]])
+            for item in unseen.items
+        ]
+    )
+    assert found == pytest.approx(
+        {
+            "found": float(torch.cat(finds).float().mean()),
+            "over_negative": float((quads[:, 0, 0] > quads[:, 0, 1]).float().mean()),
+            "group": float(group_scores(quads).group.mean()),
+        }
+    )
+
+
+def test_a_model_that_knows_finds_all(tmp_path):
+    data = read_trohn(*write_trohn(tmp_path / "trohn", 20))
+    encoder = load_encoder(f"open_clip:{tiny_open_clip.write_folder(tmp_path / 'clip', 'clip')}", device="cpu")
+
+    class Knowing(WholeDualEncoder):
+        def forward(self, pixels, captions):
+            return torch.eye(len(pixels))
+
+    assert HeldOutItemFigures(data)(Knowing(encoder)) == {"found": 1.0, "over_negative": 1.0, "group": 1.0}
+    pairs = replace(data, items=tuple(replace(item, negatives=(), negative_image=None) for item in data.items))
+    assert HeldOutItemFigures(pairs)(Knowing(encoder)) == {"found": 1.0}
+
+
 def test_pictures_alone_and_broken_ones(tmp_path):
     captions, images, _ = write_coco(tmp_path)
     (images / "000000000003.png").write_bytes(b"broken")
@@ -131,13 +176,16 @@ def test_quads_of_scenes_are_the_pictures_of_their_items():
 
 def test_the_command_fine_tunes_and_refuses(tmp_path, capsys, monkeypatch):
     shell = Shell(capsys)
-    captions, images, _ = write_coco(tmp_path)
+    captions, images, _ = write_coco(tmp_path, 12)
     folder = tiny_open_clip.write_folder(tmp_path / "clip", "clip")
     call = ("train", "finetune", "--data", f"coco:{captions}", "--images", images, "--output", tmp_path / "run")
     small = ("--steps", "2", "--batch-size", "2", "--negatives", "swaps", "--device", "cpu")
     told = shell.json(*call, *small, "--model", f"open_clip:{folder}")
     assert told == {"model": f"open_clip:{tmp_path / 'run'}"} and "loss: captions" in shell.err
     assert load(told["model"], device="cpu").spec.family == "clip"
+    # One of twelve is held out.
+    last = json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[-1])
+    assert {"found", "over_negative"} <= set(last)
     monkeypatch.setattr("engine.training.finetune_models.load_encoder", lambda *_, **__: FakeEncoder())
     assert shell(*call, *small, "--model", "fake") == 2
     assert "the weights of fake cannot be trained; take scenes, open_clip: or hf:" in shell.err

@@ -86,6 +86,17 @@ def test_two_processes_train_to_the_weights_of_one(tmp_path):
                 assert json.loads(first)[name] == pytest.approx(json.loads(second)[name], rel=1e-2)
 
 
+def test_two_processes_fine_tune_against_the_whole_batch(tmp_path):
+    case = {"head": "finetune", "loss": "pairs", "objective": "config", "steps": "4"}
+    (two,) = launch(tmp_path, [case | {"output": "two"}])
+    one = process_training.train(tmp_path, case | {"output": "one"})
+    logs = [(folder / "log.jsonl").read_text().splitlines()[1:] for folder in (one, Path(two))]
+    assert len(logs[0]) == len(logs[1]) == 2
+    for first, second in zip(*logs, strict=True):
+        for name in ("gradient", "loss", "scale"):
+            assert json.loads(first)[name] == pytest.approx(json.loads(second)[name], rel=1e-2)
+
+
 def weights(head: Head) -> torch.Tensor:
     return torch.cat([weight.detach().flatten() for weight in head.parameters()])
 

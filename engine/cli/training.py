@@ -225,12 +225,22 @@ class TrainFinetune(WithNegatives):
 
     def run(self) -> int:
         """Train, and print how the model is used."""
-        from engine.training.finetune_models import finetune_model, quads_of_scenes, readable
+        from engine.training.finetune_models import (
+            HeldOutItemFigures,
+            finetune_model,
+            held_out_items,
+            quads_of_scenes,
+            readable,
+        )
 
         own = self.own_items()
+        figures: Evaluate | None = None if self.skip_figures else self.figures
         if own is not None:
             data = readable(own)
             report_problems(data.problems[len(own.problems) :])
+            if not self.skip_figures:
+                data, unseen = held_out_items(data, self.figure_items)
+                figures = None if unseen is None else HeldOutItemFigures(unseen)
         else:
             data = quads_of_scenes(self.quads.draw())
         model = finetune_model(
@@ -238,7 +248,7 @@ class TrainFinetune(WithNegatives):
             data,
             self.training,
             device=processes().place(self.device),
-            evaluate=self.figures if own is None and not self.skip_figures else None,
+            evaluate=figures,
             report=report,
         )
         show_trained(as_json=self.json, use=f"--model {model}", facts={"model": model})

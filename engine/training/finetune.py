@@ -145,5 +145,11 @@ def finetune(
     encoder = load_scenes(model)
     data = PixelQuads(tuple(items), encoder.tokenizer)
     return train_head(
-        WholeEncoder(encoder), data, config, objective=objective(config), evaluate=evaluate, report=report
+        WholeEncoder(encoder),
+        data,
+        config,
+        objective=objective(config),
+        whole_batch=True,
+        evaluate=evaluate,
+        report=report,
     )

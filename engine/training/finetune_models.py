@@ -5,8 +5,8 @@ Batches are pictures and captions, not stored features: each picture is decoded 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -28,6 +28,7 @@ from engine.scenes.items import ControlledItem, picture_of
 from engine.training.captioned_data import drawn_captions, shape_of, source_of
 from engine.training.finetune import Captions, WholeEncoder, objective
 from engine.training.heads import Evaluate, HeadTrainConfig, Report, train_head
+from engine.training.held_out import AMONG, Scored, apart, shares
 
 # Logit scales are kept below this, as in Radford et al. 2021 (CLIP).
 MAX_SCALE = 100.0
@@ -124,6 +125,47 @@ def readable(data: CaptionedImages) -> CaptionedImages:
     return usable(data.name, kept, problems)
 
 
+def held_out_items(data: CaptionedImages, items: int) -> tuple[CaptionedImages, CaptionedImages | None]:
+    """The data without `items` of them (spread evenly, at most a tenth), and those; None where that is none."""
+    kept, chosen = apart(len(data), items)
+    if not chosen:
+        return data, None
+    one, two = (tuple(data.items[row] for row in rows) for rows in (kept, chosen))
+    return replace(data, items=one), replace(data, items=two)
+
+
+@dataclass(frozen=True)
+class HeldOutItemFigures:
+    """How a model that is being trained does on items it is not trained on: `shares` of their cosines.
+
+    Attributes:
+        data: the items; see `readable`.
+    """
+
+    data: CaptionedImages
+
+    def __call__(self, trained: WholeEncoder | WholeDualEncoder) -> dict[str, float]:
+        """The shares of the model as it is now."""
+        return shares(self._scored(trained))
+
+    def _scored(self, trained: WholeEncoder | WholeDualEncoder) -> Iterator[Scored]:
+        device = next(trained.parameters()).device
+        read = PixelItems(self.data, trained.encoder())
+        images, texts = shape_of(self.data)
+        for start in range(0, len(read), AMONG):
+            items = torch.arange(start, min(start + AMONG, len(read)))
+            pixels, captions = read.batch(items)
+            size = len(items)
+            # Image side, item, text side, item; what is held against its negative lies within one item.
+            scores = trained(pixels.to(device), captions.to(device)).view(images, size, texts, size)
+            within = scores.diagonal(dim1=1, dim2=3)  # (images, texts, items)
+            yield Scored(
+                scores[0, :, 0],
+                within[0, 1] if texts == 2 else None,
+                within.permute(2, 0, 1) if images == texts == 2 else None,
+            )
+
+
 def quads_of_scenes(items: Sequence[ControlledItem]) -> CaptionedImages:
     """Rendered quads as captioned pictures."""
     made = []
@@ -165,6 +207,7 @@ def finetune_model(
         PixelItems(data, encoder),
         config,
         objective=objective(config, images_per_item=images),
+        whole_batch=True,
         evaluate=evaluate,
         report=report,
     )

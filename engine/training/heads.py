@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
@@ -152,17 +152,18 @@ class HeadRun:
         *,
         source: str = "",
         processes: Processes = ALONE,
+        whole_batch: bool = False,
     ) -> None:
         self.head = head
         self.config = config
         self.source = source
         self.processes = processes
         self.objective: Objective = objective or config.objective
-        # Of several processes each scores its part of a batch; an objective of one's own has its items to itself.
+        # Of several processes each scores its part of a batch; another objective has its items to itself.
         self.scored: Any = head
         self.part = slice(None)
-        if processes.count > 1 and objective is None:
-            self.scored = SharedHead(cast(Head, head), processes)
+        if processes.count > 1 and (objective is None or whole_batch):
+            self.scored = SharedHead(head, processes)
         elif processes.count > 1:
             own = processes.share(config.batch_size)
             self.part = slice(own.start, own.stop)
@@ -263,6 +264,7 @@ def train_head(
     config: HeadTrainConfig,
     *,
     objective: Objective | None = None,
+    whole_batch: bool = False,
     evaluate: Evaluate | None = None,
     report: Report | None = None,
 ) -> Path:
@@ -276,6 +278,8 @@ def train_head(
         head: as `Head.build` made it; it is trained where it is.
         data: stored features of the encoder the head was built for.
         objective: loss of a batch in place of that of `config.loss`.
+        whole_batch: the objective sees what is trained through `matrix`, `chosen`, `scale` or a call alone. Of several
+            processes it then gets the scores of the whole batch, as `config.loss` does; else each its own items.
         evaluate: gets the head in evaluation mode and returns named figures.
         report: gets one line of progress.
 
@@ -287,7 +291,7 @@ def train_head(
     threads = torch.get_num_threads()
     torch.set_num_threads(config.threads or threads)
     try:
-        run = HeadRun(head, config, objective, source=data.source, processes=processes())
+        run = HeadRun(head, config, objective, source=data.source, processes=processes(), whole_batch=whole_batch)
         return _train(run, data, evaluate, report)
     finally:
         torch.set_num_threads(threads)

@@ -2,7 +2,8 @@
 
 Gradients are averaged, one process writes, and weights stay equal everywhere. Losses over head scores are those of the
 whole batch: each process scores its part of the pictures against all texts, and all get all scores, so that in-batch
-negatives are as many as with one process. An objective of one's own sees the items of its process alone.
+negatives are as many as with one process. So are those of an objective that says so (`train_head(whole_batch=True)`);
+any other objective of one's own sees the items of its process alone.
 """
 
 from __future__ import annotations
@@ -12,13 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from engine.features import ImageFeatures, TextFeatures
-from engine.heads.base import Head
 
 T = TypeVar("T")
 # Others wait for the one that computes features.
@@ -100,11 +100,16 @@ ALONE = Processes()
 
 
 class SharedHead:
-    """A head as a loss sees it whose pictures are shared out: scores are all there, computed in parts."""
+    """A head, or an encoder, as a loss sees it whose pictures are shared out: all scores, computed in parts."""
 
-    def __init__(self, head: Head, processes: Processes) -> None:
+    def __init__(self, head: Any, processes: Processes) -> None:
         self.head = head
         self.processes = processes
+
+    def __call__(self, pixels: Tensor, captions: Any) -> Tensor:
+        """The matrix of a whole encoder: own pictures against all captions, and the rows of the others."""
+        part = self.processes.share(len(pixels))
+        return self.processes.joined(self.head(pixels[part.start : part.stop], captions))
 
     def matrix(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
         """As `Head.matrix`."""
@@ -119,7 +124,8 @@ class SharedHead:
 
     def scale(self) -> Tensor | float:
         """As `Head.scale`."""
-        return self.head.scale()
+        scale: Tensor | float = self.head.scale()
+        return scale
 
 
 def processes() -> Processes:
