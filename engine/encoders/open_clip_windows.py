@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.encoders.windows import class_rows_attention
-from engine.ops.window_attention import window_attention
+from engine.encoders.windows import attend_windows, class_rows_attention
 
 Windows = Callable[[Tensor, Tensor], Tensor]
 
@@ -81,7 +80,7 @@ def _pool(pool: Any, states: Tensor, windows: Tensor, grid: tuple[int, int], pre
     k = pool.k_norm(k)
     of_windows = (batch, n_windows, pool.num_heads, pool.head_dim)
     before = {"own_k": k[:, :1].expand(of_windows), "own_v": v[:, :1].expand(of_windows)} if prefix else {}
-    pooled = window_attention(
+    pooled = attend_windows(
         q.to(k.dtype).expand(of_windows), k[:, prefix:], v[:, prefix:], windows, grid=grid, **before
     )
     pooled = pool.proj_drop(pool.proj(pooled.flatten(2)))
