@@ -172,8 +172,11 @@ def bench_score(paired: Paired, models: Models, scorer: str) -> None:
 
     wanted = through(eager)()
 
+    # What int8 may lose: heads of the TF kinds give logits, which spread wider than cosines.
+    lost = max(0.1, 0.15 * float(wanted.max() - wanted.min()))
+
     def check(found: Tensor) -> None:
-        torch.testing.assert_close(found, wanted, rtol=0, atol=0.1)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=lost)
 
     torch.testing.assert_close(through(ours)(), wanted, rtol=0, atol=1e-4)
     baselines = {"eager": through(eager)}

@@ -268,8 +268,9 @@ def test_numbers_that_are_not_finite_are_refused(exported):
 
 
 def test_what_a_folder_cannot_give_is_said(exported, exported_scenes):
-    with pytest.raises(ValueError, match=r"layer 5 was not exported \(held: 1, 2, 3, 4, 6\); export 'scenes' again"):
-        exported.encode_images(pictures(1), scorer=Needs(image_layers=(5,)))
+    message = r"text layer 1 was not exported \(held: [2-8, ]+\); export 'scenes' again with --text-layers"
+    with pytest.raises(ValueError, match=message):
+        exported.encode_texts(captions(1), scorer=Needs(text_layers=(1,)))
     with pytest.raises(ValueError, match="text layers are 1 to 8, got 9"):
         exported.encode_texts(captions(1), scorer=Needs(text_layers=(9,)))
     with pytest.raises(ValueError, match=r"tap must be one that gives patches \('projected'\), got 'value'"):

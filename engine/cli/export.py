@@ -136,11 +136,12 @@ def _bound(manifest: Manifest, *, own: bool) -> str:
     precision, least = manifest.precision, manifest.least_cosine
     if own:
         return (
-            f"{precision}: every own cosine, to what the export gave when it was written, is at least {least}; difference "
-            "and cosine are to the source in fp32, from which it lies apart on purpose: its cost is in group score"
+            f"{precision}: every own cosine, to what the export gave when it was written, is at least {least}; the "
+            "difference and the other cosine are to the source in fp32, from which it lies apart on purpose: its cost "
+            "is in group score"
         )
     if precision == "int8":
-        return f"{precision}: every cosine is at least {least}, to what the export gave when an earlier version wrote it"
+        return f"{precision}: every cosine, to what the export gave when it was written, is at least {least}"
     return f"{precision}: every cosine, to the source in fp32, is at least {least}"
 
 

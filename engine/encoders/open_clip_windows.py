@@ -49,7 +49,8 @@ def _attention(attention: Any, x: Tensor, windows: Tensor, grid: tuple[int, int]
     q, k, v = qkv[:, : length - n_rows].permute(2, 0, 3, 1, 4)  # each (B, H, T, hd)
     mixed = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
     rows = class_rows_attention(qkv, n_rows, windows, grid)
-    return attention.out_proj(torch.cat([mixed, rows], dim=1).reshape(batch, length, width))
+    # Rows of all pictures as one matrix, as the tower itself has it: in an exported folder both share the weight.
+    return attention.out_proj(torch.cat([mixed, rows], dim=1).reshape(batch * length, width)).view(batch, length, width)
 
 
 def pool_windows(visual: Any, trunk: Any) -> Windows | None:

@@ -241,7 +241,8 @@ def _add_windows(work: _Work, traced: Encoder, pixels: Tensor) -> None:
     if exact is None or module is None:
         return
     given = {"pixels": pixels, "windows": _some_windows(work.encoder, len(pixels))}
-    axes = {"pixels": {0: BATCH}, **dict.fromkeys(("windows", "regions"), {0: BATCH, 1: "count"})}
+    free = {0: BATCH, 1: "count"}
+    axes = {"pixels": {0: BATCH}, "windows": free, "regions": free}
     graph = trace(WINDOWS, module, given, module.outputs, axes)
     graph = quantised(graph) if work.settings.precision == "int8" else graph
     work.graphs.append(graph)
