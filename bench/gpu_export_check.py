@@ -29,7 +29,7 @@ from PIL import Image
 from torch import Tensor
 
 from engine.encoders.base import Encoder
-from engine.encoders.exported import ExportedEncoder, load_exported
+from engine.encoders.exported import WINDOWS, ExportedEncoder, load_exported
 from engine.encoders.exported_text import tokenizer_of
 from engine.encoders.golden import lowest_cosine
 from engine.encoders.onnx_providers import PROVIDERS, onnx_runtime
@@ -137,6 +137,11 @@ def compared(source: Encoder, found: ExportedEncoder) -> dict[str, float]:
             **{f"image {n}": (images[0].hidden[n], images[1].hidden[n]) for n in manifest.image_layers},
             **{f"text {n}": (texts[0].hidden[n], texts[1].hidden[n]) for n in manifest.text_layers},
         }
+        if WINDOWS in manifest.graphs:
+            rows, columns = source.spec.grid or (1, 1)
+            cells = [[0, 0, columns, rows], [0, 0, 1, rows], [1, 1, 2, 2]]
+            windows = torch.tensor(cells, dtype=torch.int32).repeat(batch, 1, 1)
+            pairs["windows"] = source.encode_windows(pixels, windows), found.encode_windows(pixels, windows)
         for name, (wanted, got) in pairs.items():
             assert wanted is not None and got is not None
             cosines[name] = min(cosines.get(name, 1.0), lowest_cosine(got.cpu(), wanted.cpu()))

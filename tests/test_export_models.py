@@ -67,6 +67,11 @@ def test_every_output_equals_the_source_at_every_batch(model, batch, pairs):
         assert apart(b.embedding, a.embedding) < 1e-5
         assert tap is None or apart(b.patches, a.patches) < 2e-5
         assert all(apart(b.hidden[layer], a.hidden[layer]) < 2e-5 for layer in held)
+    if "image_windows" in exported.graphs:
+        rows, columns = source.spec.grid
+        cells = [[0, 0, columns, rows], [1, 0, 2, 2], [0, 0, 0, 0], [-3, 1, 1, rows + 4], [0, 0, 1, 1]]
+        windows = torch.tensor(cells, dtype=torch.int32).repeat(batch, 1, 1)
+        assert apart(exported.encode_windows(pixels, windows), source.encode_windows(pixels, windows)) < 1e-5
     texts = [TEXTS[row % len(TEXTS)] for row in range(batch)]
     assert torch.equal(exported.tokenize(texts).ids, source.tokenize(texts).ids)
     for vectors in (False, True):
@@ -92,6 +97,9 @@ def test_facts_pixels_and_text_rules_travel(model, pairs):
     a, b = (each.tokenize(["A CAT, on the left!", *TEXTS]) for each in (source, exported))
     assert torch.equal(a.ids, b.ids) and torch.equal(a.end, b.end) and a.token_texts == b.token_texts
     assert min(exported.manifest.cosines.values()) > 0.99999
+    # open_clip's towers that pool a class token or by attention have windows, others and transformers' have none.
+    has_windows = model.startswith("open_clip:") and model != "open_clip:clip-average"
+    assert ("image_windows" in exported.graphs) == has_windows
 
 
 @pytest.mark.parametrize("family", ["resnet", "coca"])
@@ -129,4 +137,4 @@ def test_a_vit_b_32_at_its_true_size():
         assert 3.99 * numbers < (folder / "weights.bin").stat().st_size < 4.01 * numbers
         assert manifest.spec.grid == (7, 7) and manifest.spec.activation == "quick_gelu"
         assert manifest.image_layers == (2, 4, 6, 12) and manifest.text_layers == (6, 7, 8, 12)
-        assert len(manifest.cosines) == 14 and min(manifest.cosines.values()) > 0.99999
+        assert len(manifest.cosines) == 15 and min(manifest.cosines.values()) > 0.99999

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from engine.encoders.export_manifest import MANIFEST_FILE, read_manifest
 from engine.encoders.registry import load_encoder
 from engine.export.folder import export_model
 from engine.export.layers import shipped_needs
+from engine.export.unfinished import unfinished_folder
 from engine.heads.base import shipped_head
 from engine.heads.registry import load_head
 
@@ -105,3 +109,36 @@ def test_layers_of_shipped_heads_are_there_unasked():
     assert [needs for needs in shipped_needs(spec) if needs in wanted] == wanted
     assert shipped_needs(replace(spec, fingerprint="another")) == []
     assert shipped_needs(replace(spec, family="clip")) == []
+
+
+def killed_export(out: Path) -> subprocess.Popen[str]:
+    """A process that exports and says so once its folder is there, then waits to be killed."""
+    code = (
+        "import sys, time; from engine.export import folder\n"
+        "def written(*_):\n    print('writing', flush=True); time.sleep(600)\n"
+        "folder._written = written; folder.export_model('scenes', sys.argv[1])"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(out)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "writing\n"
+    return process
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no flock to tell a dead export by")
+def test_what_a_killed_export_left_is_removed_by_the_next(tmp_path):
+    process = killed_export(tmp_path / "out")
+    try:
+        (held,) = tmp_path.iterdir()
+        assert held.name.startswith(".out-") and held.name.endswith(".unfinished-export")
+        # Others' folders, and one that is being written in, stay.
+        (tmp_path / ".out-mine").mkdir()
+        with unfinished_folder(tmp_path / "out") as place:
+            assert {path.name for path in tmp_path.iterdir()} == {held.name, place.name, ".out-mine"}
+        assert {path.name for path in tmp_path.iterdir()} == {held.name, ".out-mine"}
+    finally:
+        process.kill()
+        process.communicate()
+    # The export appears whole or not at all.
+    assert held.is_dir() and not (tmp_path / "out").exists()
+    with unfinished_folder(tmp_path / "out") as place:
+        assert {path.name for path in tmp_path.iterdir()} == {place.name, ".out-mine"}
+    assert [path.name for path in tmp_path.iterdir()] == [".out-mine"]

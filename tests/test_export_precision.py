@@ -80,8 +80,9 @@ def test_int8_is_smaller_and_near_and_has_a_mark_of_its_own(tiny, root):
     assert 0.98 < cosine < 0.9999999
     assert all(0.9 < value < 1 for value in exported.manifest.cosines.values())
     rows = check_export(folder, device="cpu", runs=1)
-    # Golden are its own outputs: what is checked is that they come again.
-    assert all(row.cosine > 0.9999 for row in rows)
+    # What is checked is that its own outputs come again; what is shown is how far they lie from the source's.
+    assert all(row.own_cosine is not None and row.own_cosine > 0.9999 and row.checked == row.own_cosine for row in rows)
+    assert all(0.9 < row.cosine < 0.9999999 and row.max_abs > 1e-5 for row in rows)
 
 
 def test_int8_of_unknown_or_high_cost_is_not_taken_unasked(tiny, root):
@@ -129,8 +130,11 @@ def test_the_command_measures_what_int8_costs(scenes, tmp_path, capsys):
     said = capsys.readouterr()
     assert "group score" in said.out and "sgi native color" in said.out and "times as fast" in said.out
     assert "group scores of the export on 2 items of each category" in said.err
+    assert "own cosine" in said.out and "int8: every own cosine, to what the export gave" in said.out
     assert main(["export", "--check", str(tmp_path / "out"), "--json"]) == 0
-    cost = json.loads(capsys.readouterr().out)["cost"]
+    found = json.loads(capsys.readouterr().out)
+    assert found["least_cosine"] == 0.99 and all(row["own_cosine"] > row["cosine"] for row in found["outputs"])
+    cost = found["cost"]
     assert cost["benchmark"] == "scenes, 2 items of each category"
     assert {row["scorer"] for row in cost["rows"]} == {"global", "max_sim", "sgi native"}
     assert cost["within_interval"] == all(row["export"] >= row["low"] for row in cost["rows"])

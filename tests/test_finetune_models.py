@@ -57,7 +57,7 @@ def config(folder: Path, **changes: object) -> HeadTrainConfig:
     return replace(base, **changes)
 
 
-@pytest.mark.filterwarnings("ignore:scenes. the embedded model knows")
+@pytest.mark.filterwarnings("ignore:.*the embedded model knows")
 def test_a_stopped_run_goes_on_to_the_same_weights_and_loads(tmp_path, model, pairs):
     class Stopped(Exception):
         pass

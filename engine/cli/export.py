@@ -14,6 +14,7 @@ from engine.cli.options import Shared
 from engine.cli.tables import report, show_json, show_line, show_table
 
 if TYPE_CHECKING:
+    from engine.encoders.export_manifest import Manifest
     from engine.encoders.golden import GoldenRow
 
 Optional = "(optional)"
@@ -67,7 +68,7 @@ class Export(Shared):
             warm_tensorrt(folder, device=self.device, told=report)
             provider = "tensorrt"
         rows = check_export(folder, device=self.device, provider=provider)
-        self._show(folder, rows, read_manifest(str(folder), folder).cost)
+        self._show(folder, rows, read_manifest(str(folder), folder))
         return 0
 
     def _folder(self) -> Path:
@@ -103,26 +104,45 @@ class Export(Shared):
                     f"it for {self.model}, which is only checked"
                 )
 
-    def _show(self, folder: Path, rows: list[GoldenRow], cost: Mapping[str, Any] | None) -> None:
+    def _show(self, folder: Path, rows: list[GoldenRow], manifest: Manifest) -> None:
+        cost, least = manifest.cost, manifest.least_cosine
         if self.json:
-            show_json({"folder": str(folder), "outputs": [asdict(row) for row in rows], "cost": cost})
+            outputs = [asdict(row) for row in rows]
+            show_json({"folder": str(folder), "outputs": outputs, "least_cosine": least, "cost": cost})
             return
-        lines = [
-            (
-                f"{row.graph} {row.output}",
-                f"{row.max_abs:.1e}",
-                f"{row.cosine:.6f}",
-                row.provider,
-                f"{row.latency_ms:.2f} ms",
-            )
-            for row in rows
-        ]
-        show_table(("output", "max abs difference", "cosine", "provider", "latency"), lines, title=str(folder))
+        # Of int8 alone: beside a cosine to the source, one to what the export gave when it was written.
+        own = any(row.own_cosine is not None for row in rows)
+        header = ("output", "max abs difference", "cosine", *(("own cosine",) if own else ()), "provider", "latency")
+        show_table(header, [_cells(row, own=own) for row in rows], title=str(folder))
+        show_line(_bound(manifest, own=own))
         if cost is not None:
             _show_cost(cost)
         accepted = cost is None or cost["within_interval"]
         # Absolute: a folder beside us may be called as a model is.
         show_line(f"use it as --model {folder.absolute()}{'' if accepted else '?precision=int8'}")
+
+
+def _cells(row: GoldenRow, *, own: bool) -> tuple[str, ...]:
+    """A row of the table; `own`: with the column of int8."""
+    beside = ("" if row.own_cosine is None else f"{row.own_cosine:.6f}",) if own else ()
+    return (
+        f"{row.graph} {row.output}", f"{row.max_abs:.1e}", f"{row.cosine:.6f}", *beside, row.provider,
+        f"{row.latency_ms:.2f} ms",
+    )  # fmt: skip
+
+
+def _bound(manifest: Manifest, *, own: bool) -> str:
+    """What the rows were held against."""
+    precision, least = manifest.precision, manifest.least_cosine
+    if own:
+        return (
+            f"{precision}: every own cosine, to what the export gave when it was written, is at least {least}; the "
+            "difference and the other cosine are to the source in fp32, from which it lies apart on purpose: its cost "
+            "is in group score"
+        )
+    if precision == "int8":
+        return f"{precision}: every cosine, to what the export gave when it was written, is at least {least}"
+    return f"{precision}: every cosine, to the source in fp32, is at least {least}"
 
 
 def _show_cost(cost: Mapping[str, Any]) -> None:

@@ -28,6 +28,7 @@ from engine.encoders.tensorrt_engines import tensorrt_options
 from engine.features import ImageFeatures, TextFeatures
 
 IMAGE, IMAGE_ALL, TEXT, TEXT_ALL = "image_global", "image_all", "text_global", "text_all"
+WINDOWS = "image_windows"
 TOWERS = (IMAGE, IMAGE_ALL, TEXT, TEXT_ALL)
 _PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16}
 
@@ -86,7 +87,7 @@ class ExportedEncoder(Encoder):
         for key, graph in self.graphs.items():
             there = {name: value.to(self.device) for name, value in golden.items() if name.startswith(f"{key}/")}
             rows += compare(key, graph, there, self.provider, runs=runs)
-            if key in (IMAGE_ALL, TEXT_ALL):
+            if key in (IMAGE_ALL, TEXT_ALL, WINDOWS):
                 # It holds the weights of the global graph a second time: whoever needs it opens it.
                 graph.close()
         refuse_far(self.spec.name, rows, self.manifest.least_cosine)
@@ -119,10 +120,14 @@ class ExportedEncoder(Encoder):
         )
 
     def encode_windows(self, pixels: Tensor, windows: Tensor) -> Tensor:
-        raise ValueError(
-            f"{self.spec.name}: mode='windows' (crops='windows') is no part of an exported model; load "
-            f"{self.manifest.source!r} itself, or score with crops='native' or 'rescaled'"
-        )
+        if WINDOWS not in self.graphs:
+            raise ValueError(
+                f"{self.spec.name}: mode='windows' (crops='windows') needs a graph that was not exported: either the "
+                "image tower has neither class token nor attention-pooling head, or the folder is of an earlier "
+                "version; score with crops='native' or 'rescaled'"
+            )
+        given = {"pixels": pixels.to(self.device), "windows": windows.to(self.device)}
+        return self.graphs[WINDOWS].run(given)["regions"]
 
     def tokenize(self, texts: Sequence[str]) -> Tokens:
         return self._tokenizer(texts)

@@ -60,19 +60,19 @@ def read_exported_tokenizer(who: str, folder: Path, rules: Mapping[str, Any]) ->
             "install the versions of open_clip, transformers and tokenizers it was exported with"
         )
     if isinstance(made, WordTokenizer):
-        return _Warning(made)
+        return _Warning(who, made)
     return made
 
 
 class _Warning:
     """A word tokenizer that says which words it does not know."""
 
-    def __init__(self, tokenizer: WordTokenizer) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, who: str, tokenizer: WordTokenizer) -> None:
+        self.who, self.tokenizer = who, tokenizer
 
     def __call__(self, texts: Sequence[str]) -> Tokens:
         """Tokens as the tokenizer makes them."""
-        warn_of_unknown_words(self.tokenizer, texts)
+        warn_of_unknown_words(self.who, self.tokenizer, texts)
         return self.tokenizer(texts)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 _TYPES: dict[str, tuple[torch.dtype, type[np.generic]]] = {
     "float32": (torch.float32, np.float32),
+    "int32": (torch.int32, np.int32),
     "int64": (torch.int64, np.int64),
     "bool": (torch.bool, np.bool_),
 }

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.encoders.windows import class_rows_attention
-from engine.ops.window_attention import window_attention
+from engine.encoders.windows import attend_windows, class_rows_attention
 
 Windows = Callable[[Tensor, Tensor], Tensor]
 
@@ -50,7 +49,8 @@ def _attention(attention: Any, x: Tensor, windows: Tensor, grid: tuple[int, int]
     q, k, v = qkv[:, : length - n_rows].permute(2, 0, 3, 1, 4)  # each (B, H, T, hd)
     mixed = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
     rows = class_rows_attention(qkv, n_rows, windows, grid)
-    return attention.out_proj(torch.cat([mixed, rows], dim=1).reshape(batch, length, width))
+    # Rows of all pictures as one matrix, as the tower itself has it: in an exported folder both share the weight.
+    return attention.out_proj(torch.cat([mixed, rows], dim=1).reshape(batch * length, width)).view(batch, length, width)
 
 
 def pool_windows(visual: Any, trunk: Any) -> Windows | None:
@@ -81,7 +81,7 @@ def _pool(pool: Any, states: Tensor, windows: Tensor, grid: tuple[int, int], pre
     k = pool.k_norm(k)
     of_windows = (batch, n_windows, pool.num_heads, pool.head_dim)
     before = {"own_k": k[:, :1].expand(of_windows), "own_v": v[:, :1].expand(of_windows)} if prefix else {}
-    pooled = window_attention(
+    pooled = attend_windows(
         q.to(k.dtype).expand(of_windows), k[:, prefix:], v[:, prefix:], windows, grid=grid, **before
     )
     pooled = pool.proj_drop(pool.proj(pooled.flatten(2)))

@@ -82,12 +82,12 @@ class WordTokenizer:
         return Tokens(ids, attention, words, end, truncated, tuple(texts), tuple(shown))
 
 
-def warn_of_unknown_words(tokenizer: WordTokenizer, texts: Sequence[str]) -> None:
+def warn_of_unknown_words(who: str, tokenizer: WordTokenizer, texts: Sequence[str]) -> None:
     """Name the words that the vocabulary lacks in a UserWarning, in the name of whoever called the caller."""
     unknown = sorted({word for text in texts for word in tokenizer.unknown(text)})
     if unknown:
         warnings.warn(
-            f"scenes: the embedded model knows {len(tokenizer.words)} words and not {', '.join(unknown)}; "
+            f"{who}: the embedded model knows {len(tokenizer.words)} words and not {', '.join(unknown)}; "
             "they count as one unknown word",
             UserWarning,
             stacklevel=3,
@@ -196,7 +196,7 @@ class ScenesEncoder(Encoder):
         return functional.normalize(tower.projection(tower.norm(states)), dim=-1)
 
     def tokenize(self, texts: Sequence[str]) -> Tokens:
-        warn_of_unknown_words(self.tokenizer, texts)
+        warn_of_unknown_words(self.spec.name, self.tokenizer, texts)
         return self.tokenizer(texts)
 
     @torch.no_grad()

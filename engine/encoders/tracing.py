@@ -113,6 +113,31 @@ class ScenesText(Traceable):
         return *projected, *(hidden[layer].float() for layer in self._layers)
 
 
+class Windows(Traceable):
+    """What `Encoder.encode_windows` gives: pixels and windows `(B, W, 4)` in cells of the grid to `(B, W, D)`."""
+
+    inputs, outputs = ("pixels", "windows"), ("regions",)
+
+    def __init__(self, encoder: ScenesEncoder | DualEncoder) -> None:
+        super().__init__()
+        self.model = encoder._model
+        self._encoder = encoder
+
+    def forward(self, pixels: Tensor, windows: Tensor) -> tuple[Tensor]:
+        if isinstance(self._encoder, DualEncoder):
+            return (self._encoder.encode_windows(pixels, windows),)
+        tower = self._encoder._model.image
+        states = tower.window_states(pixels.to(tower.positions.dtype), windows)
+        return (functional.normalize(tower.projection(tower.norm(states)).float(), dim=-1),)
+
+
+def traceable_windows(encoder: Encoder) -> Windows | None:
+    """The tower as it reads windows; None for one that has none."""
+    if isinstance(encoder, ScenesEncoder) or (isinstance(encoder, DualEncoder) and encoder._image.windows is not None):
+        return Windows(encoder)
+    return None
+
+
 def traceable_towers(
     encoder: Encoder, taps: Sequence[str], image_layers: Sequence[int], text_layers: Sequence[int]
 ) -> tuple[Traceable, Traceable]:

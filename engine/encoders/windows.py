@@ -61,9 +61,47 @@ def class_rows_attention(qkv: Tensor, n_rows: int, windows: Tensor, grid: tuple[
     first = qkv.shape[1] - n_rows
     q, k, v = qkv.unbind(2)
     patches = slice(first - grid[0] * grid[1], first)
-    return window_attention(
+    return attend_windows(
         q[:, first:], k[:, patches], v[:, patches], windows, grid=grid, own_k=k[:, first:], own_v=v[:, first:]
     )
+
+
+def attend_windows(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    windows: Tensor,
+    *,
+    grid: tuple[int, int],
+    own_k: Tensor | None = None,
+    own_v: Tensor | None = None,
+) -> Tensor:
+    """`window_attention`; while a graph is traced, which has no such operator, as ordinary attention under a mask."""
+    if torch.jit.is_tracing():
+        return _masked_attention(q, k, v, windows, grid, None if own_k is None or own_v is None else (own_k, own_v))
+    return window_attention(q, k, v, windows, grid=grid, own_k=own_k, own_v=own_v)
+
+
+def _masked_attention(
+    q: Tensor, k: Tensor, v: Tensor, windows: Tensor, grid: tuple[int, int], own: tuple[Tensor, Tensor] | None
+) -> Tensor:
+    """Every window against every patch: more work than the op's, in operators that every runtime has."""
+    x0, y0, x1, y1 = windows.unsqueeze(-1).unbind(2)  # each (B, W, 1)
+    cells = torch.arange(grid[0] * grid[1], device=q.device)
+    column, row = cells % grid[1], cells // grid[1]
+    seen = (x0 <= column) & (column < x1) & (y0 <= row) & (row < y1)  # (B, W, P)
+    query, keys, values = (x.float().transpose(1, 2) for x in (q, k, v))  # each (B, H, W or P, hd)
+    query = query * float(q.shape[-1]) ** -0.5
+    hidden = ~seen[:, None]
+    scores = (query @ keys.transpose(-2, -1)).masked_fill(hidden, -torch.inf)  # (B, H, W, P)
+    if own is None:
+        # Of a window without a cell the softmax is no number, which the mask takes away.
+        mixed = scores.softmax(dim=-1).masked_fill(hidden, 0) @ values
+    else:
+        own_key, own_value = (x.float().transpose(1, 2) for x in own)  # (B, H, W, hd)
+        weights = torch.cat([scores, (query * own_key).sum(-1, keepdim=True)], dim=-1).softmax(dim=-1)
+        mixed = weights[..., :-1] @ values + weights[..., -1:] * own_value
+    return mixed.transpose(1, 2).to(q.dtype)
 
 
 def pad_windows(cells: list[np.ndarray], device: torch.device) -> Tensor:

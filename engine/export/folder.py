@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -18,17 +17,28 @@ from torch import Tensor
 from engine.choices import Precision, check_choice
 from engine.encoders.base import Encoder, EncoderSpec, Tokens
 from engine.encoders.export_manifest import GOLDEN_FILE, MANIFEST_FILE, Manifest, file_facts
-from engine.encoders.exported import IMAGE, IMAGE_ALL, TEXT, TEXT_ALL, TOWERS, ExportedEncoder, load_exported
+from engine.encoders.exported import (
+    IMAGE,
+    IMAGE_ALL,
+    TEXT,
+    TEXT_ALL,
+    TOWERS,
+    WINDOWS,
+    ExportedEncoder,
+    load_exported,
+)
 from engine.encoders.exported_text import tokenizer_of, write_tokenizer
-from engine.encoders.golden import golden_input, golden_output, lowest_cosine, write_golden
+from engine.encoders.golden import golden_input, golden_output, golden_source, lowest_cosine, write_golden
+from engine.encoders.onnx_graph import BATCH
 from engine.encoders.registry import load_encoder
 from engine.encoders.scenes import ScenesEncoder
 from engine.encoders.towers import DualEncoder
-from engine.encoders.tracing import Traceable, traceable_towers
+from engine.encoders.tracing import Traceable, traceable_towers, traceable_windows
 from engine.export.graphs import Traced, part_of, trace, write_graphs
 from engine.export.heads import find_head, head_parts
 from engine.export.layers import default_layers, shipped_needs
 from engine.export.precision import half_precision, quantised
+from engine.export.unfinished import unfinished_folder
 from engine.features import ImageFeatures, TextFeatures
 from engine.heads.base import Head
 
@@ -111,8 +121,8 @@ def export_model(
     spec = _exportable(encoder, settings)
     assert isinstance(encoder, ScenesEncoder | DualEncoder)  # `_exportable` has seen to it
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as place:
-        work = _Work(encoder, settings, Path(place) / "export")
+    with unfinished_folder(target) as place:
+        work = _Work(encoder, settings, place / "export")
         work.folder.mkdir()
         manifest = _written(work, spec)
         if work.settings.precision == "int8":
@@ -174,12 +184,12 @@ def _written(work: _Work, spec: EncoderSpec) -> Manifest:
     aligned = tuple(tap for tap, is_aligned in encoder.spec.taps.items() if is_aligned)
     taps = tuple(tap for tap in settings.taps if tap != "hidden") or aligned[:1]
     exact = traceable_towers(encoder, taps, image_layers, text_layers)
-    traced = exact
-    if settings.precision == "fp16":
-        traced = traceable_towers(half_precision(encoder), taps, image_layers, text_layers)
+    half = half_precision(encoder) if settings.precision == "fp16" else encoder
+    traced = exact if half is encoder else traceable_towers(half, taps, image_layers, text_layers)
     pixels, tokens = _golden_inputs(work)
     _add_tower(work, (IMAGE, IMAGE_ALL), (exact[0], traced[0]), {"pixels": pixels})
     _add_tower(work, (TEXT, TEXT_ALL), (exact[1], traced[1]), {"ids": tokens.ids, "end": tokens.end})
+    _add_windows(work, half, pixels)
     stated = {}
     if heads:
         images = encoder.encode_pixels(pixels, layers=image_layers)
@@ -225,6 +235,29 @@ def _add_tower(
         work.golden |= {golden_output(part.name, name): wanted[name] for name in part.signature.outputs}
 
 
+def _add_windows(work: _Work, traced: Encoder, pixels: Tensor) -> None:
+    """Trace the tower as it reads windows, where it does; `traced` is the encoder in the precision of the export."""
+    exact, module = traceable_windows(work.encoder), traceable_windows(traced)
+    if exact is None or module is None:
+        return
+    given = {"pixels": pixels, "windows": _some_windows(work.encoder, len(pixels))}
+    free = {0: BATCH, 1: "count"}
+    axes = {"pixels": {0: BATCH}, "windows": free, "regions": free}
+    graph = trace(WINDOWS, module, given, module.outputs, axes)
+    graph = quantised(graph) if work.settings.precision == "int8" else graph
+    work.graphs.append(graph)
+    (wanted,) = exact(*given.values())
+    work.golden |= {golden_input(WINDOWS, name): value for name, value in given.items()}
+    work.golden[golden_output(WINDOWS, "regions")] = wanted
+
+
+def _some_windows(encoder: Encoder, count: int) -> Tensor:
+    """The whole grid, a part, one cell, and an empty window, as pictures with fewer windows than others have it."""
+    rows, columns = encoder.spec.grid or (1, 1)
+    cells = [[0, 0, columns, rows], [0, rows // 2, columns, rows], [columns - 1, 0, columns, 1], [0, 0, 0, 0]]
+    return torch.tensor(cells, dtype=torch.int32).repeat(count, 1, 1)
+
+
 def _add_head(work: _Work, head: Head, images: ImageFeatures, texts: TextFeatures) -> dict[str, Any]:
     """Write a head's file and trace its graphs, which stay in float32; what the manifest states of it."""
     parts = head_parts(work.encoder.spec.name, head, images, texts)
@@ -256,12 +289,14 @@ def _golden_inputs(work: _Work) -> tuple[Tensor, Tokens]:
 
 
 def _with_own_golden(work: _Work, manifest: Manifest) -> Manifest:
-    """Golden outputs of the quantised towers in place of their source's, from which they lie apart on purpose."""
+    """Golden outputs of the quantised towers beside their source's, from which they lie apart on purpose."""
     found = load_exported(work.folder, device="cpu", accept_loss=True, verified=False)
-    for key in (name for name in TOWERS if name in found.graphs):
+    for key in (name for name in (*TOWERS, WINDOWS) if name in found.graphs):
         graph = found.graphs[key]
         inputs = {name: work.golden[golden_input(key, name)] for name in graph.signature.inputs}
-        work.golden |= {golden_output(key, name): value for name, value in graph.run(inputs).items()}
+        for name, value in graph.run(inputs).items():
+            place = golden_output(key, name)
+            work.golden[golden_source(key, name)], work.golden[place] = work.golden[place], value
     write_golden(work.folder / GOLDEN_FILE, work.golden)
     manifest = replace(manifest, files=_files(work.folder))
     manifest.write(work.folder)
@@ -324,6 +359,9 @@ def _both(
             pairs[f"patches.{tap}"] = a.patches, b.patches
         pairs |= {f"image hidden.{layer}": (state, b.hidden[layer]) for layer, state in a.hidden.items()}
     pairs["image embedding"] = a.embedding, found.encode_pixels(pixels).embedding
+    if WINDOWS in manifest.graphs:
+        windows = _some_windows(source, len(pixels))[:, 1:]
+        pairs["regions"] = source.encode_windows(pixels, windows), found.encode_windows(pixels, windows)
     vectors = "tokens" in manifest.graphs.get(TEXT_ALL, manifest.graphs[TEXT]).outputs
     c, d = (
         x.encode_tokens(tokens, token_vectors=vectors, layers=manifest.text_layers) for x in (source, found)

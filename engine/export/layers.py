@@ -7,7 +7,8 @@ from engine.features import Needs
 from engine.heads.base import shipped_heads
 from engine.heads.max_sim_head import MaxSimHeadConfig
 from engine.heads.peak_patch import PeakPatchConfig
-from engine.heads.registry import HEADS, load_head
+from engine.heads.registry import HEADS, load_head, load_window_head
+from engine.heads.window_head import WindowHead
 
 
 def default_layers(spec: EncoderSpec) -> Needs:
@@ -30,5 +31,16 @@ def shipped_needs(spec: EncoderSpec) -> list[Needs]:
     """What heads read that come with the package for this encoder: naming one must not take another export."""
     if spec.family != "scenes":
         return []
-    heads = [load_head(path) for path in shipped_heads() if path.stem in HEADS]
-    return [head.needs() for head in heads if head.fingerprint == spec.fingerprint]
+    found = []
+    for path in shipped_heads():
+        if path.stem == WindowHead.name:
+            regions = load_window_head(path)
+            held, needs = regions.fingerprint, Needs(image_layers=regions.config.layers)
+        elif path.stem in HEADS:
+            head = load_head(path)
+            held, needs = head.fingerprint, head.needs()
+        else:
+            continue
+        if held == spec.fingerprint:
+            found.append(needs)
+    return found
