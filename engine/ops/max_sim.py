@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from engine.ops.checks import (
+    check_flag,
     check_per_token,
     check_precision,
+    check_symmetric,
     check_temperature,
     check_tokens,
     choose_backend,
@@ -323,7 +325,7 @@ def _call(
 ) -> Tensor | MaxSimOutput:
     """Check the arguments once, run the op, give back what was asked for."""
     q_mask, d_mask, q_weights, d_weights = per_token
-    plain = not (symmetric or return_alignment) and d_weights is None and precision == "ieee"
+    plain = symmetric is False and return_alignment is False and d_weights is None and precision == "ieee"
     if plain and (backend is None or backend == "auto" or backend == "cpp"):
         scores = direct_scores(op, q, d, (q_mask, d_mask, q_weights), temperature, pairs)
         if scores is not None:
@@ -335,8 +337,8 @@ def _call(
     check_per_token(op, "d_weights", d_weights, d, "(N, Ld)" if pairs else "(Nd, Ld)", mask=False)
     if pairs and q.shape[0] != d.shape[0]:
         raise ValueError(f"{op}: q and d must be equal in number, got {q.shape[0]} and {d.shape[0]}")
-    if d_weights is not None and not symmetric:
-        raise ValueError(f"{op}: d_weights weigh the reverse direction and need symmetric=True, got False")
+    check_symmetric(op, symmetric, d_weights)
+    check_flag(op, "return_alignment", return_alignment)
     check_temperature(op, temperature)
     chosen = choose_backend(op, backend, q)
     check_precision(op, precision, q.dtype, chosen)

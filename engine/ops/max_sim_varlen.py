@@ -11,8 +11,10 @@ from torch import Tensor
 from engine.ops.checks import (
     check_bounds,
     check_cu_seqlens,
+    check_flag,
     check_per_token,
     check_precision,
+    check_symmetric,
     check_temperature,
     check_tokens,
     choose_backend,
@@ -318,7 +320,9 @@ def max_sim_varlen(
     ([[2.5, 0.0, 4.0]], [[[0, 1], [-1, -1], [0, 0]]])
     """
     _check_arguments(q, d, q_cu_seqlens, d_cu_seqlens, q_mask, d_mask, q_weights, d_weights)
-    _check_options(d_weights, symmetric, temperature)
+    check_symmetric(OP, symmetric, d_weights)
+    check_flag(OP, "return_alignment", return_alignment)
+    check_temperature(OP, temperature)
     chosen = choose_backend(OP, backend, q)
     check_precision(OP, precision, q.dtype, chosen)
 
@@ -359,9 +363,3 @@ def _check_arguments(
     check_per_token(OP, "d_mask", d_mask, d, d_axes, mask=True)
     check_per_token(OP, "q_weights", q_weights, q, q_axes, mask=False)
     check_per_token(OP, "d_weights", d_weights, d, d_axes, mask=False)
-
-
-def _check_options(d_weights: object, symmetric: bool, temperature: object) -> None:
-    if d_weights is not None and not symmetric:
-        raise ValueError(f"{OP}: d_weights weigh the reverse direction and need symmetric=True, got False")
-    check_temperature(OP, temperature)
