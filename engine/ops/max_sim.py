@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ from engine.ops.checks import (
     name_of,
 )
 from engine.ops.direct import direct_scores
-from engine.ops.native import as_array, dense_arrays, dense_rows, extension, forced_isa
+from engine.ops.native import as_array, dense_arrays, dense_rows, extension, forced_isa, on_device_of
 from engine.reference import max_sim as reference
 from engine.reference.max_sim import Incoming, Outputs
 from engine.reference.unit import compute_dtype
@@ -74,8 +73,7 @@ def _max_sim(
     if backend == "triton":
         from engine.kernels.max_sim import max_sim_forward
 
-        # Triton launches on the current device, which need not be the tensors'.
-        with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
+        with on_device_of(q):
             max_sim_forward(q, d, *per_token, outputs, temperature=temperature, pairs=pairs, precision=precision)
         return outputs
     extension("max_sim").max_sim(
@@ -153,7 +151,7 @@ def _max_sim_backward(
 
         incoming = (grad_scores, grad_values, argmax), (grad_reverse_scores, grad_reverse_values, reverse_argmax)
         sides = Side(dense_rows(q), q_mask, q_weights), Side(dense_rows(d), d_mask, d_weights)
-        with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
+        with on_device_of(q):
             return max_sim_backward(*sides, incoming, temperature=temperature, pairs=pairs, precision=precision)
     forward = None if grad_scores is None else Incoming(grad_scores, grad_values, argmax)
     reverse = None

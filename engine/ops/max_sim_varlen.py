@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from engine.ops.checks import (
     name_of,
 )
 from engine.ops.max_sim import MaxSimOutput, asked_for
-from engine.ops.native import as_array, dense_arrays, dense_rows, extension, forced_isa
+from engine.ops.native import as_array, dense_arrays, dense_rows, extension, forced_isa, on_device_of
 from engine.reference import max_sim_varlen as reference
 from engine.reference.max_sim import Incoming, Outputs
 from engine.reference.max_sim_varlen import Items
@@ -84,8 +83,7 @@ def launch(
     from engine.kernels.max_sim import score_sides
 
     sides = [_side(items, its) for items, its in zip((q, d), scales, strict=True)]
-    # Triton launches on the current device, which need not be the tensors'.
-    with torch.cuda.device(q.tokens.device) if q.tokens.is_cuda else nullcontext():
+    with on_device_of(q.tokens):
         score_sides(sides[0], sides[1], outputs, temperature, pairs, precision)
 
 
@@ -189,7 +187,7 @@ def _max_sim_varlen_backward(
         from engine.kernels.max_sim_backward import max_sim_backward
 
         incoming = (grad_scores, grad_values, argmax), (grad_reverse_scores, grad_reverse_values, reverse_argmax)
-        with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
+        with on_device_of(q):
             return max_sim_backward(
                 _side(queries), _side(documents), incoming, temperature=temperature, pairs=False, precision=precision
             )

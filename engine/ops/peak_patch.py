@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engine.ops.checks import FLOATS, check_number, check_per_token, check_tensor, choose_backend, name_of
-from engine.ops.native import as_array, dense_rows, extension, forced_isa
+from engine.ops.native import as_array, dense_rows, extension, forced_isa, on_device_of
 from engine.reference import peak_patch as reference
 from engine.reference.peak_patch import TokenNorm
 from engine.reference.unit import compute_dtype
@@ -87,8 +86,7 @@ def _pool(
     if backend == "triton":
         from engine.kernels.peak_patch import pool_forward
 
-        # Triton launches on the current device, which need not be the tensors'.
-        with torch.cuda.device(peak.device) if peak.is_cuda else nullcontext():
+        with on_device_of(peak):
             arguments: Any = (*tensors, eps, outputs)
             pool_forward(*arguments)
         return outputs
@@ -154,7 +152,7 @@ def _pool_backward(
     if backend == "triton":
         from engine.kernels.peak_patch_backward import pool_backward
 
-        with torch.cuda.device(peak.device) if peak.is_cuda else nullcontext():
+        with on_device_of(peak):
             arguments: Any = (*tensors, eps, incoming, grads)
             pool_backward(*arguments)
     else:
