@@ -312,7 +312,7 @@ def _soft_maxima(
         shape = (other.number, one.tokens.shape[0]) if packed else (*grid, one.length)
         values = one.tokens.new_zeros(shape, dtype=torch.float32)
         nothing, places = values.new_empty(0), values.new_empty(0, dtype=torch.int32)
-        if values.numel():
+        if values.numel() and one.number:
             outputs = (values.new_empty(grid), nothing, places, values, places, nothing)
             score_sides(one, other, outputs, temperature, pairs, precision)
         found.append(values if pairs or packed or one is sides[0] else values.transpose(0, 1).contiguous())

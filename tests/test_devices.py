@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+
+from engine.ops.native import on_device_of
 
 OPS = Path(__file__).resolve().parent.parent / "engine" / "ops"
 
 
 def launches(tree: ast.AST) -> list[tuple[str, bool]]:
-    """Calls of functions that come from `engine.kernels`, and whether each stands under `torch.cuda.device`."""
+    """Calls of functions that come from `engine.kernels`, and whether each stands under `on_device_of`."""
     kernels = {
         alias.asname or alias.name
         for node in ast.walk(tree)
@@ -23,7 +27,7 @@ def launches(tree: ast.AST) -> list[tuple[str, bool]]:
 
     def visit(node: ast.AST, guarded: bool) -> None:
         if isinstance(node, ast.With):
-            guarded = guarded or any("torch.cuda.device(" in ast.unparse(item) for item in node.items)
+            guarded = guarded or any(ast.unparse(item).startswith("on_device_of(") for item in node.items)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in kernels:
             found.append((node.func.id, guarded))
         for child in ast.iter_child_nodes(node):
@@ -39,9 +43,16 @@ def test_every_launch_names_its_device(path):
 
 
 def test_a_launch_without_a_device_is_seen():
-    source = "from engine.kernels.a import go\ngo(x)\nwith torch.cuda.device(d) if c else n():\n    go(x)\n"
+    source = "from engine.kernels.a import go\ngo(x)\nwith on_device_of(x):\n    go(x)\n"
     assert launches(ast.parse(source)) == [("go", False), ("go", True)]
 
 
 def test_the_ops_have_launches():
     assert sum(len(launches(ast.parse(path.read_text(encoding="utf-8")))) for path in OPS.glob("*.py")) >= 10
+
+
+def test_the_device_is_that_of_the_tensor(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "device", lambda device: f"on {device}")
+    assert on_device_of(SimpleNamespace(is_cuda=True, device="cuda:1")) == "on cuda:1"
+    with on_device_of(torch.zeros(1)):
+        pass

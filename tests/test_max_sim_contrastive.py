@@ -343,6 +343,7 @@ D = torch.randn(2, 5, 4)
      r"max_sim_contrastive: d_mask must be bool of shape \(Nd, Ld\) = \(2, 5\), got bool \(2, 4\)"),
     ({"d_weights": torch.ones(2, 5)}, ValueError,
      r"max_sim_contrastive: d_weights weigh the reverse direction and need symmetric=True, got False"),
+    ({"symmetric": "yes"}, TypeError, r"max_sim_contrastive: symmetric must be True or False, got 'yes'"),
     ({"logit_scale": torch.ones(1)}, ValueError,
      r"max_sim_contrastive: logit_scale must be a number or a floating tensor of shape \(\), got float32 \(1,\)"),
     ({"logit_scale": torch.tensor(1)}, ValueError,

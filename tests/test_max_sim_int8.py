@@ -286,6 +286,8 @@ Q, D = codes(2, 3, 4), codes(5, 6, 4)
     ({"pairs": True}, ValueError, "q and d must be equal in number, got 2 and 5"),
     ({"pairs": True, "d": QuantizedTokens(D.codes[0], D.scales[0]), "d_cu_seqlens": torch.tensor([0, 6])}, ValueError,
      "pairs are of dense sides and need d_cu_seqlens=None, got boundaries"),
+    ({"pairs": 1}, TypeError, "pairs must be True or False, got 1"),
+    ({"return_alignment": None}, TypeError, "return_alignment must be True or False, got None"),
 ])  # fmt: skip
 def test_refusals(change: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=f"^max_sim_int8: {message}$"):

@@ -75,6 +75,15 @@ def test_no_items(backend: str, q: Any, d: Any) -> None:
 
 @per_backend
 @hard_and_soft
+@pytest.mark.parametrize("q, d", [((0, 3), [2, 1]), ([], [2, 1]), ((2, 3), []), ([], [])], ids=str)
+def test_no_items_pass_no_gradient(backend: str, temperature: float | None, q: Any, d: Any) -> None:
+    case = random_case(q, d, 4, beyond=1)
+    for grad in gradients(backend, case, upstream_of(case), temperature=temperature):
+        assert (grad == 0).all()
+
+
+@per_backend
+@hard_and_soft
 def test_special_values_stay_in_their_item(backend: str, temperature: float | None) -> None:
     q = torch.tensor([[[1.0], [0.5]]])
     d = torch.tensor([2, NAN, 4, -INF, -INF, -3, INF, 1, NAN])[:, None]

@@ -47,6 +47,8 @@ def ends(*numbers: int) -> torch.Tensor:
      r"q_weights must be floating of shape \(q_total,\) = \(6,\), got float32 \(3, 2\)"),
     ({"d_weights": torch.ones(9)}, ValueError,
      "d_weights weigh the reverse direction and need symmetric=True, got False"),
+    ({"symmetric": 1}, TypeError, "symmetric must be True or False, got 1"),
+    ({"return_alignment": "no"}, TypeError, "return_alignment must be True or False, got 'no'"),
     ({"temperature": 0}, ValueError, "temperature must be between 1e-30 and 1e30, got 0"),
     ({"precision": "tf32"}, ValueError,
      "precision='tf32' is for CUDA tensors or backend='reference', got backend 'cpp'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from engine.ops.peak_patch_correct import PairFeatures, peak_patch_correct, peak_patch_pairs
 from tests.max_sim_oracle import BACKENDS, DTYPES, INF, INTERPRETED, NAN, forced
-from tests.peak_patch_oracle import correct_oracle, pairs_oracle, scratch_is_nan
+from tests.peak_patch_oracle import correct_oracle, far_apart, pairs_oracle, scratch_is_nan
 from tests.tolerances import assert_close
 
 per_backend = pytest.mark.parametrize("backend", BACKENDS)
@@ -156,6 +157,26 @@ def test_every_output_is_written(backend: str) -> None:
             results.append((moved, sims, cross, *torch.autograd.grad(loss, (image, text, low))))
             results[-1] += tuple(pairs(backend, *pair_case(2, 3, 0)))
     assert all(map(torch.equal, *results))
+
+
+@per_backend
+def test_more_than_two_to_the_31_elements(backend: str, tmp_path: Path) -> None:
+    """Rows so far apart that 32 bits cannot tell where they are, forward and backward."""
+
+    def results(image: Tensor, text: Tensor, low: Tensor) -> tuple[Tensor, ...]:
+        leaves = [x.requires_grad_() for x in (image, text, low)]
+        moved = correct(backend, image, low[:, 0])
+        sims, cross = pairs(backend, image, text, low)
+        return moved, sims, cross, *torch.autograd.grad((moved.sin() + sims.sum() + cross.sum(1).sin()).sum(), leaves)
+
+    case = pair_case(2, 3, 8, torch.float16 if INTERPRETED else torch.bfloat16)
+    wanted = results(*(x.clone() for x in case))
+    for place, near in enumerate(case):
+        (tmp_path / str(place)).mkdir()
+        far = far_apart(tmp_path / str(place), tuple(near.shape), 2**31 + 64).view(near.dtype)
+        far.copy_(near)
+        for got, expected in zip(results(*case[:place], far, *case[place + 1 :]), wanted, strict=True):
+            assert torch.equal(got, expected)
 
 
 @per_backend

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.ops.checks import FLOATS, check_tensor, choose_backend, name_of
-from engine.ops.native import as_array, dense_rows, extension, forced_isa
+from engine.ops.native import as_array, dense_rows, extension, forced_isa, on_device_of
 from engine.reference import centroid as reference
 from engine.reference.unit import SHORTEST, compute_dtype, unit_backward
 
@@ -33,8 +32,7 @@ def _centroids(
     if backend == "triton":
         from engine.kernels.centroid import centroids_forward
 
-        # Triton launches on the current device, which need not be the tensors'.
-        with torch.cuda.device(tokens.device) if tokens.is_cuda else nullcontext():
+        with on_device_of(tokens):
             centroids_forward(tokens, cu_seqlens, classes, outputs)
         return outputs
     extension(OP).centroids(
@@ -86,7 +84,7 @@ def _centroids_backward(
         from engine.kernels.centroid import centroids_spread
 
         to_tokens = tokens.new_empty(tokens.shape)
-        with torch.cuda.device(tokens.device) if tokens.is_cuda else nullcontext():
+        with on_device_of(tokens):
             centroids_spread(rows, cu_seqlens, classes, to_tokens)
         return to_tokens
     to_tokens = tokens.new_empty(tokens.shape, dtype=torch.float32)

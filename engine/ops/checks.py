@@ -107,6 +107,18 @@ def check_number(op: str, name: str, x: object) -> float:
     return float(x)
 
 
+def check_flag(op: str, name: str, x: object) -> None:
+    if not isinstance(x, bool):
+        raise TypeError(f"{op}: {name} must be True or False, got {x!r}")
+
+
+def check_symmetric(op: str, symmetric: object, d_weights: object) -> None:
+    """A flag, and True where there are weights of the reverse direction."""
+    check_flag(op, "symmetric", symmetric)
+    if d_weights is not None and not symmetric:
+        raise ValueError(f"{op}: d_weights weigh the reverse direction and need symmetric=True, got False")
+
+
 def check_precision(op: str, precision: object, dtype: torch.dtype, backend: str) -> None:
     """Nothing but "ieee", or "tf32" where that changes something."""
     if precision not in ("ieee", "tf32"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.ops.checks import check_number, check_tensor, choose_backend, name_of
-from engine.ops.native import as_array, extension, forced_isa
+from engine.ops.native import as_array, extension, forced_isa, on_device_of
 from engine.reference import crop_batch as reference
 from engine.reference.crop_batch import Placements, Taps
 
@@ -61,7 +60,7 @@ def _crop_batch(
     sizes = torch.tensor([image.shape[:2] for image in rows], dtype=torch.int64)
     placed = reference.placements(sizes, boxes, mode, (height, width))
     axes, taps = _axes(placed, (height, width), interpolation)
-    with torch.cuda.device(result.device) if result.is_cuda else nullcontext():
+    with on_device_of(result):
         crop_batch_forward(rows, boxes[:, 0], placed, axes, taps, fill, scale, shift, result)
     return result
 

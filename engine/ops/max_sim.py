@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from engine.ops.checks import (
+    check_flag,
     check_per_token,
     check_precision,
+    check_symmetric,
     check_temperature,
     check_tokens,
     choose_backend,
     name_of,
 )
 from engine.ops.direct import direct_scores
-from engine.ops.native import as_array, dense_arrays, dense_rows, extension, forced_isa
+from engine.ops.native import as_array, dense_arrays, dense_rows, extension, forced_isa, on_device_of
 from engine.reference import max_sim as reference
 from engine.reference.max_sim import Incoming, Outputs
 from engine.reference.unit import compute_dtype
@@ -72,8 +73,7 @@ def _max_sim(
     if backend == "triton":
         from engine.kernels.max_sim import max_sim_forward
 
-        # Triton launches on the current device, which need not be the tensors'.
-        with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
+        with on_device_of(q):
             max_sim_forward(q, d, *per_token, outputs, temperature=temperature, pairs=pairs, precision=precision)
         return outputs
     extension("max_sim").max_sim(
@@ -151,7 +151,7 @@ def _max_sim_backward(
 
         incoming = (grad_scores, grad_values, argmax), (grad_reverse_scores, grad_reverse_values, reverse_argmax)
         sides = Side(dense_rows(q), q_mask, q_weights), Side(dense_rows(d), d_mask, d_weights)
-        with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
+        with on_device_of(q):
             return max_sim_backward(*sides, incoming, temperature=temperature, pairs=pairs, precision=precision)
     forward = None if grad_scores is None else Incoming(grad_scores, grad_values, argmax)
     reverse = None
@@ -323,7 +323,7 @@ def _call(
 ) -> Tensor | MaxSimOutput:
     """Check the arguments once, run the op, give back what was asked for."""
     q_mask, d_mask, q_weights, d_weights = per_token
-    plain = not (symmetric or return_alignment) and d_weights is None and precision == "ieee"
+    plain = symmetric is False and return_alignment is False and d_weights is None and precision == "ieee"
     if plain and (backend is None or backend == "auto" or backend == "cpp"):
         scores = direct_scores(op, q, d, (q_mask, d_mask, q_weights), temperature, pairs)
         if scores is not None:
@@ -335,8 +335,8 @@ def _call(
     check_per_token(op, "d_weights", d_weights, d, "(N, Ld)" if pairs else "(Nd, Ld)", mask=False)
     if pairs and q.shape[0] != d.shape[0]:
         raise ValueError(f"{op}: q and d must be equal in number, got {q.shape[0]} and {d.shape[0]}")
-    if d_weights is not None and not symmetric:
-        raise ValueError(f"{op}: d_weights weigh the reverse direction and need symmetric=True, got False")
+    check_symmetric(op, symmetric, d_weights)
+    check_flag(op, "return_alignment", return_alignment)
     check_temperature(op, temperature)
     chosen = choose_backend(op, backend, q)
     check_precision(op, precision, q.dtype, chosen)

@@ -11,6 +11,7 @@ from torch import Tensor
 from engine.ops.checks import (
     check_per_token,
     check_precision,
+    check_symmetric,
     check_temperature,
     check_tokens,
     choose_backend,
@@ -300,8 +301,7 @@ def _check(
         check_per_token(NAME, name, x, tokens, axes, mask=name.endswith("mask"))
     if not (q.shape[0] and d.shape[0]):
         raise ValueError(f"{NAME}: q and d must make at least one pair, got Nq = {q.shape[0]} and Nd = {d.shape[0]}")
-    if per_token[3] is not None and not symmetric:
-        raise ValueError(f"{NAME}: d_weights weigh the reverse direction and need symmetric=True, got False")
+    check_symmetric(NAME, symmetric, per_token[3])
     check_temperature(NAME, temperature)
     chosen = choose_backend(NAME, backend, q)
     check_precision(NAME, precision, q.dtype, chosen)

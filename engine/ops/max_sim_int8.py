@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.ops.checks import check_bounds, check_cu_seqlens, check_per_token, choose_backend
+from engine.ops.checks import check_bounds, check_cu_seqlens, check_flag, check_per_token, choose_backend
 from engine.ops.max_sim import MaxSimOutput
 from engine.ops.max_sim_varlen import fill_tail, launch, offsets_of
 from engine.ops.native import as_array, dense_rows, extension, forced_isa
@@ -163,6 +163,8 @@ def max_sim_int8(
     tensor([[2.]])
     """
     check_codes(OP, q, d, q_cu_seqlens, d_cu_seqlens, q_mask, d_mask, q_weights)
+    check_flag(OP, "pairs", pairs)
+    check_flag(OP, "return_alignment", return_alignment)
     if pairs:
         _check_pairs(q, d, q_cu_seqlens, d_cu_seqlens)
     chosen = choose_backend(OP, backend, q.codes)

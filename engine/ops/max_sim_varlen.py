@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,15 +10,17 @@ from torch import Tensor
 from engine.ops.checks import (
     check_bounds,
     check_cu_seqlens,
+    check_flag,
     check_per_token,
     check_precision,
+    check_symmetric,
     check_temperature,
     check_tokens,
     choose_backend,
     name_of,
 )
 from engine.ops.max_sim import MaxSimOutput, asked_for
-from engine.ops.native import as_array, dense_arrays, dense_rows, extension, forced_isa
+from engine.ops.native import as_array, dense_arrays, dense_rows, extension, forced_isa, on_device_of
 from engine.reference import max_sim_varlen as reference
 from engine.reference.max_sim import Incoming, Outputs
 from engine.reference.max_sim_varlen import Items
@@ -82,8 +83,7 @@ def launch(
     from engine.kernels.max_sim import score_sides
 
     sides = [_side(items, its) for items, its in zip((q, d), scales, strict=True)]
-    # Triton launches on the current device, which need not be the tensors'.
-    with torch.cuda.device(q.tokens.device) if q.tokens.is_cuda else nullcontext():
+    with on_device_of(q.tokens):
         score_sides(sides[0], sides[1], outputs, temperature, pairs, precision)
 
 
@@ -187,7 +187,7 @@ def _max_sim_varlen_backward(
         from engine.kernels.max_sim_backward import max_sim_backward
 
         incoming = (grad_scores, grad_values, argmax), (grad_reverse_scores, grad_reverse_values, reverse_argmax)
-        with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
+        with on_device_of(q):
             return max_sim_backward(
                 _side(queries), _side(documents), incoming, temperature=temperature, pairs=False, precision=precision
             )
@@ -318,7 +318,9 @@ def max_sim_varlen(
     ([[2.5, 0.0, 4.0]], [[[0, 1], [-1, -1], [0, 0]]])
     """
     _check_arguments(q, d, q_cu_seqlens, d_cu_seqlens, q_mask, d_mask, q_weights, d_weights)
-    _check_options(d_weights, symmetric, temperature)
+    check_symmetric(OP, symmetric, d_weights)
+    check_flag(OP, "return_alignment", return_alignment)
+    check_temperature(OP, temperature)
     chosen = choose_backend(OP, backend, q)
     check_precision(OP, precision, q.dtype, chosen)
 
@@ -359,9 +361,3 @@ def _check_arguments(
     check_per_token(OP, "d_mask", d_mask, d, d_axes, mask=True)
     check_per_token(OP, "q_weights", q_weights, q, q_axes, mask=False)
     check_per_token(OP, "d_weights", d_weights, d, d_axes, mask=False)
-
-
-def _check_options(d_weights: object, symmetric: bool, temperature: object) -> None:
-    if d_weights is not None and not symmetric:
-        raise ValueError(f"{OP}: d_weights weigh the reverse direction and need symmetric=True, got False")
-    check_temperature(OP, temperature)

@@ -1,8 +1,9 @@
-"""The way to the C++ CPU kernels `engine._C`: whether they are there, how tensors and options reach them."""
+"""The way to the kernels: whether `engine._C` is there, how tensors and options reach it, where Triton launches."""
 
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 
 import numpy as np
@@ -58,3 +59,8 @@ def dense_arrays(*tensors: Tensor | None) -> tuple[np.ndarray | None, ...]:
 def dense_rows(x: Tensor) -> Tensor:
     """`x` itself if its last axis is dense, which is all that the kernels ask of strides; else a copy."""
     return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
+
+
+def on_device_of(x: Tensor) -> AbstractContextManager:
+    """Triton launches on the current device, which need not be the tensors': inside, it is that of `x`."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()

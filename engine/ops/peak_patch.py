@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.ops.checks import FLOATS, check_per_token, check_tensor, choose_backend, name_of
-from engine.ops.native import as_array, dense_rows, extension, forced_isa
+from engine.ops.checks import FLOATS, check_number, check_per_token, check_tensor, choose_backend, name_of
+from engine.ops.native import as_array, dense_rows, extension, forced_isa, on_device_of
 from engine.reference import peak_patch as reference
 from engine.reference.peak_patch import TokenNorm
 from engine.reference.unit import compute_dtype
@@ -87,8 +86,7 @@ def _pool(
     if backend == "triton":
         from engine.kernels.peak_patch import pool_forward
 
-        # Triton launches on the current device, which need not be the tensors'.
-        with torch.cuda.device(peak.device) if peak.is_cuda else nullcontext():
+        with on_device_of(peak):
             arguments: Any = (*tensors, eps, outputs)
             pool_forward(*arguments)
         return outputs
@@ -154,7 +152,7 @@ def _pool_backward(
     if backend == "triton":
         from engine.kernels.peak_patch_backward import pool_backward
 
-        with torch.cuda.device(peak.device) if peak.is_cuda else nullcontext():
+        with on_device_of(peak):
             arguments: Any = (*tensors, eps, incoming, grads)
             pool_backward(*arguments)
     else:
@@ -333,10 +331,13 @@ def _check(
             )
         if end.device != peak.device:
             raise ValueError(f"{OP}: end must be on {peak.device} as the tokens are, got {end.device}")
-    if isinstance(dropout, bool) or not 0 <= dropout < 1:
+    if not 0 <= check_number(OP, "dropout", dropout) < 1:
         raise ValueError(f"{OP}: dropout must be at least 0 and below 1, got {dropout}")
     _check_pool(pool, width, peak.device)
     if norm is not None:
+        if not isinstance(norm, TokenNorm):
+            raise TypeError(f"{OP}: norm must be a TokenNorm or None, got {type(norm).__name__}")
+        check_number(OP, "norm's eps", norm.eps)
         for name, x in (("weight", norm.weight), ("bias", norm.bias)):
             _check_parameter(f"norm's {name}", x, (width,), peak.device)
             if torch.is_grad_enabled() and x.requires_grad:
@@ -349,8 +350,10 @@ def _check(
 def _check_pool(pool: AttentionPool, width: int, device: torch.device) -> None:
     if not isinstance(pool, AttentionPool):
         raise TypeError(f"{OP}: pool must be an AttentionPool, got {type(pool).__name__}")
-    if pool.heads < 1 or width % pool.heads:
-        raise ValueError(f"{OP}: pool.heads must divide W = {width}, got {pool.heads}")
+    check_tensor(OP, "pool.query", pool.query)
+    check_number(OP, "pool.norm_eps", pool.norm_eps)
+    if isinstance(pool.heads, bool) or not isinstance(pool.heads, int) or pool.heads < 1 or width % pool.heads:
+        raise ValueError(f"{OP}: pool.heads must divide W = {width}, got {pool.heads!r}")
     shapes = {
         "query": tuple(pool.query.shape) if pool.query.numel() == width else (width,),
         "in_weight": (3 * width, width), "in_bias": (3 * width,), "out_weight": (width, width),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from engine.ops.checks import FLOATS, check_number, check_tensor, choose_backend, name_of
-from engine.ops.native import as_array, dense_rows, extension, forced_isa
+from engine.ops.native import as_array, dense_rows, extension, forced_isa, on_device_of
 from engine.reference import peak_patch_correct as reference
 from engine.reference.unit import compute_dtype
 
@@ -36,8 +35,7 @@ def _correct(f: Tensor, delta: Tensor, alpha: Tensor, backend: str) -> Tensor:
     if backend == "triton":
         from engine.kernels.peak_patch_correct import correct_forward
 
-        # Triton launches on the current device, which need not be the tensors'.
-        with torch.cuda.device(f.device) if f.is_cuda else nullcontext():
+        with on_device_of(f):
             correct_forward(f, delta, alpha.float(), out)
         return out
     extension(CORRECT).peak_patch_correct(
@@ -66,7 +64,7 @@ def _correct_backward(
     if backend == "triton":
         from engine.kernels.peak_patch_correct import correct_backward
 
-        with torch.cuda.device(f.device) if f.is_cuda else nullcontext():
+        with on_device_of(f):
             correct_backward(f, delta, alpha.float(), grad, grads)
     else:
         extension(CORRECT).peak_patch_correct_backward(
@@ -118,7 +116,7 @@ def _pairs(image: Tensor, text: Tensor, low: Tensor, backend: str) -> tuple[Tens
     if backend == "triton":
         from engine.kernels.peak_patch_correct import pairs_forward
 
-        with torch.cuda.device(image.device) if image.is_cuda else nullcontext():
+        with on_device_of(image):
             pairs_forward(image, text, low, outputs)
         return outputs
     extension(PAIRS).peak_patch_pairs(
@@ -153,7 +151,7 @@ def _pairs_backward(
     if backend == "triton":
         from engine.kernels.peak_patch_correct import pairs_backward
 
-        with torch.cuda.device(image.device) if image.is_cuda else nullcontext():
+        with on_device_of(image):
             pairs_backward(image, text, low, incoming, grads)
     else:
         extension(PAIRS).peak_patch_pairs_backward(

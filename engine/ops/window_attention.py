@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from engine.ops.checks import FLOATS, check_tensor, choose_backend, name_of
-from engine.ops.native import as_array, dense_rows, extension, forced_isa
+from engine.ops.native import as_array, dense_rows, extension, forced_isa, on_device_of
 from engine.reference import window_attention as reference
 
 OP = "window_attention"
@@ -37,7 +36,7 @@ def _window_attention(
     if backend == "triton":
         from engine.kernels.window_attention import window_attention_forward
 
-        with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
+        with on_device_of(q):
             window_attention_forward(q, k, v, own_k, own_v, windows, out, rows=rows, columns=columns, scale=scale)
         return out
     extension(OP).window_attention(
@@ -88,7 +87,7 @@ def _window_attention_backward(
     if backend == "triton":
         from engine.kernels.window_attention import window_attention_backward
 
-        with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
+        with on_device_of(q):
             return window_attention_backward(
                 grad, q, k, v, own_k, own_v, windows, rows=rows, columns=columns, scale=scale
             )
