@@ -1,8 +1,9 @@
-"""Recall of an index on synthetic images: `python -m bench.index_recall FOLDER [--images 100000]`.
+"""Recall of an index on synthetic images: `python -m bench.index_recall FOLDER [--candidates 1000 5000]`.
 
 Images of 50 windows of 512 numbers (`bench/index_data.py`), int8; captions of 4 segments. Of the ten best the share is
-printed that is found by 1000 candidates against all codes, and by all codes against float32 vectors; beside that what
-the structure for candidates says of itself, and CPU time. Started again on the same folder it goes on where it stopped.
+printed that is found by so many candidates against all codes, and by all codes against float32 vectors; beside that
+what the structure for candidates says of itself, and CPU time. Started again on the same folder it goes on where it
+stopped.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ import argparse
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from bench.index_data import BLOCK, Clusters, ids_of, index_for, one_of, recall
+from engine.retrieval.index import CANDIDATES
 from engine.retrieval.scan import BestRows
 from engine.scorers.sgi import SGI
 
-K, SEGMENTS, CANDIDATES = 10, 4, 1000
+K, SEGMENTS = 10, 4
 SCORER = SGI(grid="none", crops="windows")
 
 
@@ -44,6 +47,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=100_000)
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--queries", type=int, default=50)
+    parser.add_argument("--candidates", type=int, nargs="+", default=[CANDIDATES])
     options = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     data = Clusters(images=options.images, dim=options.dim)
@@ -56,13 +60,15 @@ def main() -> None:
     say(f"structure: {dict(stats.extras)}")
     queries = data.queries(options.queries, SEGMENTS)
     exact = timed("all codes", lambda: ids_of(index.search(queries, K, scorer=SCORER, candidates=None)))
-    near = timed("candidates", lambda: ids_of(index.search(queries, K, scorer=SCORER, candidates=CANDIDATES)))
     single = one_of(queries)[0]
-    for name, candidates in (("all codes", None), (f"{CANDIDATES} candidates", CANDIDATES)):
-        timed(f"one query, {name}", lambda c=candidates: index.search(single, K, scorer=SCORER, candidates=c))
-    say(f"recall@{K} of {CANDIDATES} candidates against all codes: {recall(near, exact):.3f}")
+    timed("one query, all codes", lambda: index.search(single, K, scorer=SCORER, candidates=None))
+    for count in options.candidates:
+        ask = partial(index.search, k=K, scorer=SCORER, candidates=count)
+        near = timed(f"{count} candidates", lambda ask=ask: ids_of(ask(queries)))
+        timed(f"one query, {count} candidates", lambda ask=ask: ask(single))
+        say(f"recall@{K} of {count} candidates against all codes: {recall(near, exact):.3f}")
     true = float_ids(data, queries.segments)
-    say(f"recall@{K} of int8 against float32: {recall(exact, true):.3f}; of candidates: {recall(near, true):.3f}")
+    say(f"recall@{K} of int8 against float32: {recall(exact, true):.3f}")
 
 
 def timed(what, call):

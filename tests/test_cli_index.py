@@ -129,7 +129,7 @@ def test_wrong_calls_say_what_was_wanted(shell, made, photos, tmp_path):
         (("search", tmp_path / "no", "--text", "a"), 1, "holds no index"),
         (("add", made), 2, "give at least one source"),
         (("add", made, tmp_path / "no.png"), 1, "no.png is not there"),
-        (("create", made, "--model", "fake"), 1, "holds an index already"),
+        (("create", made, *fake, "--vectors", "none"), 1, "holds an index already"),
         (("create", tmp_path / "x", *fake, "--vectors", "none", "--vectors", "head"), 2, "must stand alone"),
         (("create", tmp_path / "x", *fake, "--ann", "fast"), 2, "FAISS factory string, got 'fast'"),
     ):
@@ -148,6 +148,13 @@ def test_an_index_of_embeddings_alone_and_of_a_scorers_vectors(shell, tmp_path, 
         "index", "search", tmp_path / "b", "--text", "a blue thing", "--segmenter", "rules", "--candidates", "2"
     )
     assert "native" in facts["scorer"] and facts["queries"][0]["hits"][0]["stage_one_rank"] is not None
+
+
+def test_compacting_and_verifying_say_how_far_they_are(shell, made, monkeypatch):
+    monkeypatch.setattr("engine.cli.progress.LINE_EVERY_S", 0.0)
+    assert shell("index", "verify", made) == 0 and "peaksim: MiB: 1 of 1, " in shell.err
+    assert shell("index", "delete", made, "--where", "path like '%red.png'") == 0
+    assert shell("index", "compact", made) == 0 and "peaksim: images: 3 of 3, " in shell.err
 
 
 def test_long_work_says_how_far_it_is_where_nobody_watches(monkeypatch, capsys):

@@ -26,7 +26,9 @@ from engine.encoders.registry import load_encoder
 from engine.export.checking import check_export
 from engine.export.folder import ExportSettings, export_model
 from engine.features import Needs, RegionPlan
+from engine.retrieval.index import Index
 from engine.scenes.items import controlled_items
+from engine.scorers.sgi import SGI
 
 CLOSE = {"rtol": 0, "atol": 2e-6}
 LAYERS = Needs(patches=True, tokens=True, image_layers=(1, 2, 3, 6), text_layers=(4, 5, 8))
@@ -399,3 +401,10 @@ def test_a_check_runs_several_times_for_its_latency(exported_scenes):
     manifest = read_manifest("test", exported_scenes)
     assert len(rows) == sum(len(graph.outputs) for graph in manifest.graphs.values())
     assert min(manifest.cosines.values()) > 0.999999
+
+
+def test_an_index_says_at_once_what_an_export_cannot_give(exported, tmp_path):
+    wanted = r"must give windows, got: .*no part of an exported model; load .* itself, .*; or .*SGI\(crops='native'\)"
+    with pytest.raises(ValueError, match=wanted):
+        Index.create(tmp_path / "x", model=exported)
+    assert len(Index.create(tmp_path / "x", model=exported, vectors=[SGI(crops="native")])) == 0

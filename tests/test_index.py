@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -118,7 +119,11 @@ def test_update_replaces_and_keeps_metadata_unless_it_is_given(index):
     index.update(images([names(0, 6)[3]], seed=5), metadata={"n": [33]})
     assert list(index.ids()) == [*names(0, 2), *names(4, 6), *names(2, 4)]
     rows = index.snapshot.find(names(2, 4))
-    assert index.snapshot.metadata_of(rows).to_pylist() == [{"n": 2, "tag": "t"}, {"n": 33, "tag": None}]
+    assert index.snapshot.metadata_of(rows).to_pylist() == [{"n": 2, "tag": "t"}, {"n": 33, "tag": "t"}]
+    # A null that is given is a value; a column that was not there is added.
+    index.update(images(names(2, 4), seed=6), metadata=[{"tag": None, "new": 1}, {"tag": "u", "new": 2}])
+    found = index.snapshot.metadata_of(index.snapshot.find(names(2, 4))).to_pylist()
+    assert found == [{"n": 2, "tag": None, "new": 1}, {"n": 33, "tag": "u", "new": 2}]
     with pytest.raises(KeyError, match="id 'nobody' is not there; nothing was changed"):
         index.update(images([names(0, 1)[0], "nobody"]))
     with pytest.raises(TypeError, match="update takes no iterator"):
@@ -180,6 +185,50 @@ def test_streams_of_pictures_batches_and_features(index, pictures):
     index.add([Batch([pictures["red"]], ["list"])])
     index.add(Batch([pictures["red"]], ["alone"]))
     assert {"list", "alone"} <= set(index.ids())
+
+
+def test_a_stream_that_replaces_an_id_twice_keeps_its_columns(index):
+    index.add(images(["a", "b"]), metadata={"n": [1, 2], "tag": ["x", "y"]})
+    stream = [Batch(images(["a"], seed=1), metadata={"n": [5]}), Batch(images(["a"], seed=2)), images(["b"], seed=2)]
+    index.add(iter(stream), existing="replace")
+    found = index.snapshot.metadata_of(index.snapshot.find(["a", "b"])).to_pylist()
+    assert found == [{"n": 5, "tag": "x"}, {"n": 2, "tag": "y"}] and len(index) == 2
+    assert torch.equal(index.snapshot.embedding(index.snapshot.find(["a"])), images(["a"], seed=2).embedding)
+
+
+def test_half_a_character_is_no_id_that_is_there(index):
+    index.add(images(["a"]))
+    assert "\ud800" not in index and "a" in index and 3 not in index
+
+
+def test_queries_may_be_any_list_of_texts_or_one_stream(index, pictures):
+    index.add([pictures[name] for name in COLOURS], ids=COLOURS)
+    wanted = index.search(["red", "blue"], 2)
+    asked = ["red", "blue"]
+    for queries in (
+        (word for word in asked), np.array(asked), np.array(asked, dtype=object), pa.array(asked),
+        pa.chunked_array([asked]), dict.fromkeys(asked).keys(),
+    ):  # fmt: skip
+        assert index.search(queries, 2) == wanted
+    assert index.search(np.array("red"), 2) == wanted[:1]
+    shown = [pictures["red"], pictures["blue"]]
+    assert index.search(iter(shown), 2, scorer="global") == index.search(shown, 2, scorer="global")
+
+
+def test_interrupted_encoding_loses_the_batch_in_flight_alone(tmp_path, pictures, monkeypatch):
+    index = index_at(tmp_path / "index", vectors=("patches",), segment_bytes=1 << 20)
+    encoder = index.engine.encoder
+    left = [encoder.encode_pixels] * 2
+
+    def encode(pixels, **options):
+        if not left:
+            raise KeyboardInterrupt
+        return left.pop()(pixels, **options)
+
+    monkeypatch.setattr(encoder, "encode_pixels", encode)
+    with pytest.raises(KeyboardInterrupt):
+        index.add([pictures["red"]] * 6, ids=list("abcdef"), batch_size=2)
+    assert list(Index.open(tmp_path / "index").ids()) == list("abcd") and index.verify() == []
 
 
 def test_what_was_encoded_before_an_interruption_stays(tmp_path):

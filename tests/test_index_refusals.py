@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -118,6 +122,10 @@ def test_features_that_do_not_fit_are_refused(index):
         ({"candidates": 0}, ValueError, "candidates must be at least 1"),
         ({"scorer": "best"}, ValueError, "scorer: must be one of"),
         ({"queries": []}, ValueError, "at least one query"),
+        ({"queries": iter(())}, ValueError, "at least one query"),
+        ({"queries": 3}, TypeError, "queries must be texts, pictures or features, .* got int"),
+        ({"queries": {"a": "red"}}, TypeError, "queries must be texts, .* got dict"),
+        ({"queries": np.array([["red"], ["blue"]])}, TypeError, r"got an array of shape \(2, 1\)"),
         ({"queries": ["red", Image.new("RGB", (4, 4))]}, TypeError, "all texts or all pictures"),
         ({"scorer": "max_sim_head"}, ValueError, "max_sim_head"),
     ],
@@ -126,6 +134,30 @@ def test_searches_that_make_no_sense_are_refused(index, arguments, error, messag
     index.add(images(names(0, 3)))
     with pytest.raises(error, match=message):
         index.search(**{"queries": "red", **arguments})
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
+def test_a_folder_that_cannot_be_made_is_said(tmp_path, monkeypatch, number):
+    Index.create(tmp_path / "missing" / "parents" / "x", model=engine(), vectors=())
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(OSError, match=r"^Index: .*file.* must be a folder that is there or can be made, got"):
+            Index.create(place, model=engine(), vectors=())
+
+    def refused(path, *args, **options):
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refused)
+    with pytest.raises(OSError, match=rf"^Index: .*y must be a folder .* \({os.strerror(number)}\)$"):
+        Index.create(tmp_path / "y", model=engine(), vectors=())
+
+
+def test_an_encoder_that_cannot_give_the_vectors_is_refused_at_once(tmp_path):
+    held = engine()
+    with pytest.raises(ValueError, match=r"must give windows, got: .*mode='windows' needs .*SGI\(crops='native'\)"):
+        Index.create(tmp_path / "x", model=held)
+    assert not (tmp_path / "x").exists()
+    Index.create(tmp_path / "x", model=held, vectors=("patches",))
 
 
 def test_options_that_make_no_sense_are_refused(tmp_path):

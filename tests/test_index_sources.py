@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import tarfile
 from pathlib import Path
 
@@ -193,8 +195,8 @@ def test_embeddings_of_clip_retrieval_are_found_by_their_paths(tmp_path, encoder
     (hits,) = index.search(query, 3, scorer="global", where="caption <> 'c0'")
     assert hits[0].id == f"p{best}.jpg"
     assert index.snapshot.metadata().column("caption").to_pylist()[4] == "c5"
-    with pytest.raises(ValueError, match="needs windows"):
-        Index.create(tmp_path / "other", model=engine.Engine(encoder)).add(source.batches())
+    with pytest.raises(ValueError, match="needs patches"):
+        Index.create(tmp_path / "other", model=engine.Engine(encoder), vectors=("patches",)).add(source.batches())
 
 
 def test_embeddings_that_do_not_belong_together_are_refused(tmp_path):
@@ -228,6 +230,31 @@ def test_a_link_to_nothing_is_reported(tmp_path, index):
     report = index.add(Files.of_folder(root).batches(8), on_error=lambda failure: None)
     assert {failure.id: failure.reason for failure in report.failures}["gone.png"] == "there is no such file"
     assert report.added == 4
+
+
+def test_folders_that_are_not_read_are_reported(tmp_path, index, monkeypatch):
+    root = folder(tmp_path / "photos")
+    (root / "deep" / "broken.png").unlink()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "e.png").write_bytes(png("red"))
+    (root / "linked").symlink_to(tmp_path / "elsewhere")
+    whole = os.scandir
+
+    def scandir(path="."):
+        if str(path).endswith("er"):
+            # Root reads anything: the refusal is injected.
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return whole(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    source = Files.of_folder(root, prefix="p/")
+    assert {failure.id: (failure.path, failure.reason) for failure in source.failures} == {
+        "p/deep/er": (str(root / "deep" / "er"), "the folder cannot be read (Permission denied)"),
+        "p/linked": (str(root / "linked"), "a link to a folder is not followed; add the folder itself"),
+    }
+    assert index.add(source.batches()).added == 3
+    with pytest.raises(ValueError, match=r"must hold pictures .* got none; .*er: the folder cannot be read"):
+        Files.of_folder(root / "deep" / "er")
 
 
 @pytest.mark.parametrize("batch_size", [1, 8])

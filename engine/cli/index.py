@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import Positional, UseAppendAction, arg
 
 from engine.cli.options import OnDevice, OptionalFile, Shared, check_text, scorer_named
+from engine.cli.progress import counting
 from engine.cli.tables import report, show_json, show_line, show_text_table
 
 if TYPE_CHECKING:
@@ -105,7 +106,9 @@ class Verify(Shared):
         from engine.retrieval.errors import IndexDamaged
 
         try:
-            found = open_index(self.index).verify()
+            opened = open_index(self.index)
+            with counting("MiB") as advance:
+                found = opened.verify(progress=advance)
         except IndexDamaged as error:
             found = [str(error)]
         if self.json:
@@ -127,7 +130,8 @@ class Compact(Shared):
         """Compact and say what it freed."""
         opened = open_index(self.index)
         report(f"compacting {len(opened)} images")
-        freed = opened.compact()
+        with counting("images") as advance:
+            freed = opened.compact(progress=advance)
         if self.json:
             show_json({"index": str(self.index), "freed_bytes": freed, "images": len(opened)})
         else:

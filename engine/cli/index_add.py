@@ -58,7 +58,14 @@ class Add(OnDevice):
         total = None if None in totals else sum(held for held in totals if held is not None)
         with counted("images", total) as advance:
             steps = _Steps(opened, sources, self, failures, advance)
-            added, replaced, skipped = steps.run()
+            try:
+                added, replaced, skipped = steps.run()
+            except KeyboardInterrupt:
+                report(
+                    f"{len(opened)} images are in the index; up to {self.batch_size} that were being encoded are not. "
+                    "The same command goes on from there"
+                )
+                raise
         failures = [*failures, *(failure for source in sources for failure in source.failures)]
         if self.json:
             facts = {"added": added, "replaced": replaced, "skipped": skipped, "images": len(opened)}

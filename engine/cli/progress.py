@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from engine.cli.options import wants_bar
 from engine.cli.tables import report
@@ -13,6 +13,8 @@ from engine.cli.tables import report
 Told = Callable[[str, int, int], None]
 # Told (how many are done, how many of them failed).
 Counted = Callable[[int, int], None]
+# Told (how many are done, of how many).
+Counting = Callable[[int, int], None]
 # Where no person watches, a line every so often.
 LINE_EVERY_S = 30.0
 
@@ -78,6 +80,21 @@ def counted(what: str, total: int | None) -> Iterator[Counted]:
             drawn.update(task, completed=done, words=words)
 
         yield advance
+
+
+@contextmanager
+def counting(what: str) -> Iterator[Counting]:
+    """As ``counted``, for long work that says itself how much there is: a function to call with (done, total)."""
+    with ExitStack() as stack:
+        advance: Counted | None = None
+
+        def told(done: int, total: int) -> None:
+            nonlocal advance
+            if advance is None:
+                advance = stack.enter_context(counted(what, total))
+            advance(done, 0)
+
+        yield told
 
 
 def in_words(done: int, total: int | None, failed: int, seconds: float) -> str:

@@ -24,8 +24,9 @@ from engine.retrieval.segment_writer import RowBlock, SegmentWriter, cut
 from engine.retrieval.storage import Change
 
 Existing = Literal["refuse", "skip", "replace"]
-# A process that is killed loses no more of slow encoding than this, at the price of segments that are not full.
-COMMIT_S = 300.0
+# A process that is killed loses no more of slow encoding than this and a batch, at the price of segments that are not
+# full, which `compact` joins.
+COMMIT_S = 60.0
 # Rows of features that are packed at a time.
 FEATURE_ROWS = 256
 
@@ -225,8 +226,12 @@ class Adder:
             self._skipped += len(names) - len(rows)
         if len(rows) == 0:
             return
-        if self._existing == "replace" and table is None and there.any():
-            table = self._kept_metadata(found)
+        if self._existing == "replace" and there.any():
+            if len(self._schema) and int(found.max()) >= self._change.snapshot.rows:
+                # An id that came before in this stream: its metadata is read from what is committed.
+                self.commit()
+                found = self._found(names)
+            table = self._with_kept_metadata(table, found)
         for read, features in self._encoded(batch, rows, names):
             ids = [names[row] for row in read]
             part = None if table is None else table.take(pa.array(read))
@@ -262,15 +267,21 @@ class Adder:
                 found[place] = snapshot.rows + self._places[name]
         return found
 
-    def _kept_metadata(self, found: np.ndarray) -> pa.Table | None:
-        """The old metadata of rows that are replaced without any; nulls for others."""
+    def _with_kept_metadata(self, table: pa.Table | None, found: np.ndarray) -> pa.Table | None:
+        """The metadata given; in columns that it lacks the old values of rows that are replaced, nulls for others."""
         snapshot = self._change.snapshot
         if not len(snapshot.schema):
-            return None
+            return table
         known = (found >= 0) & (found < snapshot.rows)
         held = snapshot.metadata_of(found[known])
         places = np.where(known, np.cumsum(known) - 1, -1)
-        return held.take(pa.array(places, mask=places < 0))
+        kept = held.take(pa.array(places, mask=places < 0))
+        if table is None:
+            return kept
+        for name in kept.column_names:
+            if name not in table.column_names:
+                table = table.append_column(kept.schema.field(name), kept.column(name))
+        return table
 
     def _encoded(
         self, batch: Batch, rows: np.ndarray, names: list[str]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 
 import numpy as np
 import pyarrow as pa
 
+from engine.encoders.base import Progress
 from engine.retrieval.manifest import SegmentEntry
 from engine.retrieval.metadata import filled
 from engine.retrieval.segment_writer import RowBlock, SegmentWriter, cut
@@ -20,8 +22,10 @@ COPY_ROWS = 1024
 FULL = 0.5
 
 
-def compact(change: Change) -> Snapshot:
+def compact(change: Change, report: Progress | None = None) -> Snapshot:
     """Free what deleted rows take and join small segments; the order of rows stays. One commit at the end.
+
+    `report` is called with (rows written anew, rows to be).
 
     Raises:
         IndexDamaged: a file is not what was written; the index stays as it was.
@@ -34,8 +38,14 @@ def compact(change: Change) -> Snapshot:
     if not any(worth for worth, _ in runs):
         return snapshot
     segments: list[SegmentEntry] = []
+    total = sum(int(piece.alive.sum()) for worth, run in runs for piece in run if worth)
+    done = 0
     for worth, run in runs:
-        segments += _rewritten(change, run) if worth else [piece.segment.entry for piece in run]
+        if not worth:
+            segments += [piece.segment.entry for piece in run]
+            continue
+        segments += _rewritten(change, run, None if report is None else partial(_further, report, done, total))
+        done += sum(int(piece.alive.sum()) for piece in run)
     return change.replace_segments(segments, [np.zeros(entry.rows, dtype=bool) for entry in segments])
 
 
@@ -49,10 +59,15 @@ def _is_worth(run: Sequence[Piece], snapshot: Snapshot) -> bool:
     return not all(piece.alive.all() for piece in run) or -(-size // snapshot.manifest.segment_bytes) < len(run)
 
 
-def _rewritten(change: Change, pieces: Sequence[Piece]) -> list[SegmentEntry]:
+def _further(report: Progress, before: int, total: int, done: int) -> None:
+    report(before + done, total)
+
+
+def _rewritten(change: Change, pieces: Sequence[Piece], report: Callable[[int], None] | None) -> list[SegmentEntry]:
     """The rows of neighbouring segments that are not deleted, in segments of full size."""
     manifest = change.snapshot.manifest
     done: list[SegmentEntry] = []
+    rows_done = 0
     writer: SegmentWriter | None = None
     try:
         for block in _blocks(pieces, change.snapshot):
@@ -64,6 +79,9 @@ def _rewritten(change: Change, pieces: Sequence[Piece]) -> list[SegmentEntry]:
                 if full:
                     finished, writer = writer, None
                     done.append(finished.finish())
+            rows_done += len(block)
+            if report is not None:
+                report(rows_done)
         if writer is not None:
             finished, writer = writer, None
             done.append(finished.finish())

@@ -26,7 +26,7 @@ from engine.retrieval.identifiers import check_ids
 from engine.retrieval.manifest import Manifest
 from engine.retrieval.metadata import Metadata
 from engine.retrieval.queries import Queries, asked
-from engine.retrieval.recipe import Recipe, described
+from engine.retrieval.recipe import Recipe, check_gives, described
 from engine.retrieval.reencoding import CANDIDATES as ENCODED_CANDIDATES
 from engine.retrieval.reencoding import must_encode_again
 from engine.retrieval.results import AddReport, Hit, IndexStats
@@ -78,7 +78,7 @@ class Index:
         """A new, empty index in a folder that is new or empty.
 
         Args:
-            path: the folder.
+            path: the folder; missing folders above it are made too.
             model: name of the encoder as for `engine.load`, or an `Engine`.
             vectors: what is kept of each image beside its global embedding, any of `"windows"` (embeddings of
                 regions, each from the encoder's one pass; for `sgi`), `"patches"` (for `max_sim`) and `"head"`
@@ -91,6 +91,7 @@ class Index:
         Raises:
             FileExistsError: the folder holds an index or other files.
             ValueError: an unknown option, or vectors that the encoder cannot give.
+            OSError: the folder cannot be made or written.
         """
         engine = load(model) if isinstance(model, str) else model
         if not isinstance(engine, Engine):
@@ -101,6 +102,7 @@ class Index:
             model=spec.name, fingerprint=spec.fingerprint, dim=spec.embed_dim, store=store, ann=ann,
             segment_bytes=segment_bytes, vectors=described(vectors, engine),
         )  # fmt: skip
+        check_gives(manifest, engine)
         return cls(Storage.create(path, manifest), engine)
 
     @classmethod
@@ -153,7 +155,11 @@ class Index:
         return len(self.snapshot)
 
     def __contains__(self, id: object) -> bool:
-        return isinstance(id, str) and bool(self.snapshot.find([id])[0] >= 0)
+        try:
+            return isinstance(id, str) and bool(self.snapshot.find([id])[0] >= 0)
+        except UnicodeEncodeError:
+            # Half a character is no id.
+            return False
 
     def ids(self) -> Iterator[str]:
         """All ids, in the order of insertion."""
@@ -179,10 +185,10 @@ class Index:
         on_error: OnError = "raise",
         progress: bool | Progress = False,
     ) -> AddReport:
-        """Encode images and add them at the end; full segments are committed as they come, others every five minutes.
+        """Encode images and add them at the end; full segments are committed as they come, others every minute.
 
-        After an error or an interruption what was encoded before it is committed, unless it was the writing that
-        failed.
+        After an error or an interruption (ctrl-C) whole batches are committed, unless it was the writing that failed:
+        the batch in flight, `batch_size` pictures, is lost. A process that is killed loses the last minute's besides.
 
         Args:
             images: pictures as for `Engine.encode_images`, `ImageFeatures`, or an iterator of pictures, features or
@@ -191,7 +197,7 @@ class Index:
             metadata: a row for each image: an Arrow table, a mapping of columns, or a list of mappings. A column
                 keeps the type it came with first.
             existing: what becomes of ids that are there: `"refuse"` (ValueError, before anything is encoded unless
-                images come from an iterator), `"skip"` (not encoded again: how to resume) or `"replace"`.
+                images come from an iterator), `"skip"` (not encoded again: how to resume) or `"replace"` (as `update`).
             batch_size: pictures in one pass of the encoder.
             on_error: as for `Engine.encode_images`, a function is called at once; pictures left out are in the report
                 too.
@@ -235,8 +241,8 @@ class Index:
     ) -> AddReport:
         """Replace images that are there, each in one commit with its removal; arguments as for `add`.
 
-        Without metadata the old rows stay; a row that is given replaces the old one, all its columns. An image that
-        cannot be read leaves the old one. In ties an image that was replaced counts as inserted now.
+        Columns of the metadata that are not given keep their old values; a null that is given replaces them. An image
+        that cannot be read leaves the old one. In ties an image that was replaced counts as inserted now.
 
         Raises:
             KeyError: an id that is not there.
@@ -277,8 +283,8 @@ class Index:
         """The best images for each query.
 
         Args:
-            queries: one text or many, `TextFeatures`; or pictures (path objects, PIL images, arrays, bytes),
-                `ImageFeatures`. A string is always a text.
+            queries: one text or many (any iterable of strings), `TextFeatures`; or pictures (path objects, PIL images,
+                arrays, bytes), `ImageFeatures`. A string is always a text.
             k: hits a query; fewer come back where fewer are there.
             scorer: that ranks, by name (with the options the index was made for) or with options of its own.
             candidates: so many rows are found by their global embeddings first and the scorer looks at them alone;
@@ -310,25 +316,30 @@ class Index:
             allowed = None if where is None else rows_where(snapshot, where)
             return search(snapshot, asking, Plan(k, candidates, allowed, explain, lambda: self.engine))
 
-    def compact(self) -> int:
+    def compact(self, *, progress: bool | Progress = False) -> int:
         """Free the space of deleted images and join small segments; returns how many bytes that gave.
 
-        Searches go on meanwhile, and readers that have the index open keep what they see.
+        Searches go on meanwhile, and readers that have the index open keep what they see. `progress`: True shows a
+        bar, a function is called with (images written anew, images to be).
 
         Raises:
             IndexBusy: somebody else writes.
             OSError, IndexDamaged: the disk is full, a file is damaged; the index stays as it was.
         """
         before = self.stats().size_bytes
-        with one_thread_after_fork(), self._storage.change() as change:
-            compact(change)
+        with one_thread_after_fork(), self._storage.change() as change, reporting(progress, "images") as report:
+            compact(change, report)
             keep_up(change)
         return before - self.stats().size_bytes
 
-    def verify(self) -> list[str]:
-        """Look at every byte of the newest commit: a sentence for each fault, naming the file; none if all is well."""
+    def verify(self, *, progress: bool | Progress = False) -> list[str]:
+        """Look at every byte of the newest commit: a sentence for each fault, naming the file; none if all is well.
+
+        `progress`: True shows a bar, a function is called with (MiB looked at, MiB in all).
+        """
         try:
-            return list(faults(Storage(self.path).snapshot))
+            with reporting(progress, "MiB") as report:
+                return list(faults(Storage(self.path).snapshot, report))
         except (ValueError, FileNotFoundError) as error:
             return [str(error)]
 

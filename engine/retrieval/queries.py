@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from os import PathLike
+from typing import TypeAlias, cast
 
+import numpy as np
+import pyarrow as pa
 import torch
+from PIL import Image
 from torch import Tensor
 
 from engine.engine import Engine
@@ -20,7 +24,7 @@ from engine.scorers.max_sim import MaxSim
 from engine.scorers.max_sim_head import MaxSimHeadScorer
 from engine.scorers.sgi import SGI
 
-Queries: TypeAlias = "str | Sequence[str] | TextFeatures | ImageFeatures | ImageSource | Sequence[ImageSource]"
+Queries: TypeAlias = "str | Iterable[str] | TextFeatures | ImageFeatures | ImageSource | Sequence[ImageSource]"
 
 
 @dataclass(frozen=True)
@@ -61,9 +65,8 @@ def asked(queries: Queries, scorer: Scorer, recipe: Recipe, engine: Callable[[],
         return _of_texts(_own(queries, recipe), scorer)
     if isinstance(queries, ImageFeatures):
         return _of_images(_own(queries, recipe), scorer, recipe)
-    if isinstance(queries, str):
-        queries = [queries]
-    if isinstance(queries, list | tuple):
+    queries = _listed(queries)
+    if isinstance(queries, list):
         if not queries:
             raise ValueError("Index: there must be at least one query, got none")
         texts = [isinstance(query, str) for query in queries]
@@ -71,8 +74,30 @@ def asked(queries: Queries, scorer: Scorer, recipe: Recipe, engine: Callable[[],
             raise TypeError("Index: queries must be all texts or all pictures, got both")
         if all(texts):
             return _of_texts(engine().encode_texts(list(queries), scorer=scorer), scorer)
-    images = engine().encode_images(queries, scorer=recipe.needs())
+    images = engine().encode_images(cast(ImageSource, queries), scorer=recipe.needs())
     return _of_images(images, scorer, recipe)
+
+
+def _listed(queries: object) -> object:
+    """One string, an array, column or stream of strings or pictures as a list; a single picture as it is.
+
+    Raises TypeError for what is none of them.
+    """
+    if isinstance(queries, str):
+        return [queries]
+    if isinstance(queries, np.ndarray) and queries.dtype.kind in "OTUS":
+        if queries.ndim > 1:
+            raise TypeError(f"Index: queries must be one list, got an array of shape {queries.shape}")
+        return queries.reshape(-1).tolist()
+    if isinstance(queries, np.ndarray | Tensor | Image.Image | PathLike | bytes | bytearray | memoryview):
+        return queries
+    if isinstance(queries, pa.Array | pa.ChunkedArray):
+        return queries.to_pylist()
+    if isinstance(queries, Mapping) or not isinstance(queries, Iterable):
+        raise TypeError(
+            f"Index: queries must be texts, pictures or features, one or a list of them, got {type(queries).__name__}"
+        )
+    return list(queries)
 
 
 def _own(features: TextFeatures | ImageFeatures, recipe: Recipe) -> TextFeatures | ImageFeatures:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import torch
+from PIL import Image
 from torch import Tensor
 
 from engine.choices import check_choice
@@ -82,6 +83,26 @@ def _kind_for(scorer: object, engine: Engine) -> VectorKind:
         f"Index: vectors must be of {', '.join(map(repr, KINDS))} or the scorers sgi, max_sim, max_sim_head, "
         f"got {name!r}"
     )
+
+
+def check_gives(manifest: Manifest, engine: Engine) -> None:
+    """See that an encoder gives what an index wants to keep, by one small picture.
+
+    Raises ValueError where it does not, as an exported model that has no windows or lacks a layer, saying what to do.
+    """
+    recipe = Recipe(manifest)
+    needs, plan = recipe.needs(), recipe.plan
+    if plan is not None:
+        # One region shows whether there are any.
+        needs = replace(needs, regions=replace(plan, grid="none", full_image=True))
+    try:
+        engine.encode_images(Image.new("RGB", (32, 32)), scorer=needs)
+    except ValueError as error:
+        way = ""
+        if plan is not None and plan.mode == "windows":
+            way = "; or keep every crop: vectors=[SGI(crops='native')], for the command --vectors 'sgi?crops=native'"
+        kinds = " and ".join(recipe.kinds) or "a global embedding"
+        raise ValueError(f"Index: the model must give {kinds}, got: {error}{way}") from error
 
 
 def _digest(head: Head) -> str:

@@ -84,17 +84,22 @@ class Files(Source):
     def of_folder(cls, folder: str | os.PathLike[str], *, prefix: str = "") -> Files:
         """The pictures below a folder in the order of their names.
 
-        Ids are `prefix` and the path from the folder on, with slashes.
+        Ids are `prefix` and the path from the folder on, with slashes. Folders that cannot be read and links to
+        folders, which may lead round in circles and are not followed, are in `failures`.
 
         Raises NotADirectoryError for what is no folder, ValueError for one without pictures.
         """
         root = Path(folder)
         if not root.is_dir():
             raise NotADirectoryError(f"Files: {root} must be a folder")
-        found = sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES and _is_file(path))
+        found, passed = _walked(root)
         if not found:
-            raise ValueError(f"Files: {root} must hold pictures ({', '.join(sorted(SUFFIXES))}), got none")
-        return cls(found, ids=[prefix + path.relative_to(root).as_posix() for path in found])
+            why = "".join(f"; {path}: {reason}" for path, reason in passed)
+            raise ValueError(f"Files: {root} must hold pictures ({', '.join(sorted(SUFFIXES))}), got none{why}")
+        made = cls(found, ids=[prefix + path.relative_to(root).as_posix() for path in found])
+        for path, reason in passed:
+            made._fail(prefix + path.relative_to(root).as_posix(), str(path), reason)
+        return made
 
     @classmethod
     def of_list(cls, file: str | os.PathLike[str]) -> Files:
@@ -283,6 +288,23 @@ def picture_at(path: str) -> Path | bytes:
             except KeyError:
                 raise FileNotFoundError(f"picture_at: {shard} holds no {name}") from None
     raise FileNotFoundError(f"picture_at: {path} is not there")
+
+
+def _walked(root: Path) -> tuple[list[Path], list[tuple[Path, str]]]:
+    """The pictures below a folder in the order of their names, and folders that were passed over, with the reason."""
+    passed: list[tuple[Path, str]] = []
+
+    def unreadable(error: OSError) -> None:
+        passed.append((Path(error.filename), f"the folder cannot be read ({error.strerror})"))
+
+    found: list[Path] = []
+    for place, folders, files in os.walk(root, onerror=unreadable):
+        for name in folders:
+            if os.path.islink(os.path.join(place, name)):
+                passed.append((Path(place, name), "a link to a folder is not followed; add the folder itself"))
+        paths = (Path(place, name) for name in files if Path(name).suffix.lower() in SUFFIXES)
+        found += [path for path in paths if _is_file(path)]
+    return sorted(found), sorted(passed)
 
 
 def _is_file(path: Path) -> bool:

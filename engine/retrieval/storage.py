@@ -74,9 +74,19 @@ class Storage:
 
     @classmethod
     def create(cls, folder: str | PathLike[str], manifest: Manifest) -> Storage:
-        """A new index. Raises FileExistsError where the folder holds one already, or other files."""
+        """A new index.
+
+        Raises:
+            FileExistsError: the folder holds one already, or other files, or is a file.
+            OSError: it cannot be made or written.
+        """
         path = Path(folder)
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            words = f"Index: {path} must be a folder that is there or can be made, got an error ({error.strerror})"
+            # The same kind of error, without the number before the words.
+            raise type(error)(words) from error
         if (path / manifests.MANIFEST).exists():
             raise FileExistsError(f"Index: {path} holds an index already; Index.open opens it")
         with writing(path):
