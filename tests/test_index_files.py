@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from engine.engine import Engine
+from engine.retrieval import manifest as manifest_file
 from engine.retrieval.checksums import BLOCK_BYTES, BlockSums, MappedFile, sums_of
 from engine.retrieval.errors import IndexDamaged
 from engine.retrieval.index import Index
-from engine.retrieval.manifest import FORMAT_VERSION, Manifest, decoded, encoded
+from engine.retrieval.manifest import FORMAT_VERSION, READERS, Manifest, decoded, encoded
 from engine.retrieval.tombstones import (
     SLOT_BYTES,
     SLOT_ROWS,
@@ -195,6 +196,39 @@ def test_a_newer_format_is_refused_with_a_way_out(folder):
     with pytest.raises(ValueError, match=r"has format 2, this version reads up to 1; install a newer peaksim"):
         Index.open(folder)
     assert json.loads(path.read_bytes())["format_version"] == 2
+
+
+def test_an_older_format_is_read_by_its_reader_and_committed_as_the_newest(folder, monkeypatch):
+    path = folder / "manifest.json"
+    before = list(Index.open(folder).ids())
+    reader = READERS[FORMAT_VERSION]
+    read = []
+
+    def older(body):
+        read.append(body["model"])
+        return reader(body)
+
+    monkeypatch.setattr(manifest_file, "FORMAT_VERSION", FORMAT_VERSION + 1)
+    monkeypatch.setattr(manifest_file, "READERS", {FORMAT_VERSION: older, FORMAT_VERSION + 1: reader})
+    index = Index.open(folder, model=engine())
+    assert list(index.ids()) == before and read == ["fake"] and index.verify() == []
+    assert json.loads(path.read_bytes())["format_version"] == FORMAT_VERSION
+    index.add(images(["fresh"]))
+    assert json.loads(path.read_bytes())["format_version"] == FORMAT_VERSION + 1
+    read.clear()
+    assert list(Index.open(folder).ids()) == [*before, "fresh"] and read == []
+    # What knows the older format alone refuses it from here on.
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match=r"has format 2, this version reads up to 1; install a newer peaksim"):
+        Index.open(folder)
+
+
+@pytest.mark.parametrize(("version", "message"), [("0", "there is no format 0, the first is 1"), ("true", "True")])
+def test_a_format_that_never_was_is_refused(folder, version, message):
+    path = folder / "manifest.json"
+    path.write_bytes(path.read_bytes().replace(b'"format_version":1', f'"format_version":{version}'.encode()))
+    with pytest.raises(ValueError, match=message):
+        Index.open(folder)
 
 
 def test_another_model_is_refused(folder):

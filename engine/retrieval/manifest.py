@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from os import PathLike
 from pathlib import Path
@@ -14,7 +14,7 @@ from engine.atomic_files import flush_folder, written_whole
 from engine.choices import check_choice
 from engine.retrieval.errors import IndexDamaged
 
-# The first format. A later version that changes it reads this one too, or brings a command that migrates.
+# What is written. Older ones are read by `READERS`; the next commit makes them this one.
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 STORES = ("int8", "bf16")
@@ -170,7 +170,7 @@ def decoded(folder: str | PathLike[str], data: bytes) -> Manifest:
     """The manifest in the bytes of its file.
 
     Raises:
-        IndexDamaged: they are not what was written.
+        IndexDamaged: they are not what was written, or name a format that never was.
         ValueError: a newer format.
     """
     path = Path(folder) / MANIFEST
@@ -183,21 +183,25 @@ def decoded(folder: str | PathLike[str], data: bytes) -> Manifest:
     whole = data == f'{{"crc32":"{crc}","format_version":{_text(version)},"manifest":{_text(body)}}}\n'.encode()
     if not whole or f"{zlib.crc32(_text(body).encode()):08x}" != crc:
         raise IndexDamaged(path, "its checksum differs")
+    if type(version) is int and version in READERS:
+        return READERS[version](body)
     if type(version) is not int or version > FORMAT_VERSION:
         raise ValueError(
             f"Index: {path} has format {version}, this version reads up to {FORMAT_VERSION}; install a newer peaksim"
         )
-    if version < FORMAT_VERSION:
-        raise IndexDamaged(path, f"there is no format {version}, the first is 1")
-    return _built(body)
+    raise IndexDamaged(path, f"there is no format {version}, the first is {min(READERS)}")
 
 
-def _built(body: Mapping[str, Any]) -> Manifest:
+def _of_format_1(body: Mapping[str, Any]) -> Manifest:
     known = {item.name for item in fields(Manifest)}
     values = {name: value for name, value in body.items() if name in known}
     for name, kind in (("vectors", VectorKind), ("segments", SegmentEntry), ("extras", ExtraEntry)):
         values[name] = tuple(kind(**entry) for entry in values[name])
     return Manifest(**values)
+
+
+# The manifest of each format that is read. Whoever changes the format adds its reader, and leaves the older ones here.
+READERS: dict[int, Callable[[Mapping[str, Any]], Manifest]] = {1: _of_format_1}
 
 
 def _text(value: Any) -> str:
