@@ -142,7 +142,12 @@ def score_rows(snapshot: Snapshot, asking: Asking, rows: np.ndarray) -> np.ndarr
     """Scores `(queries, len(rows))` float32 of chosen rows, the same as a scan gives them."""
     if asking.kind == "global":
         return asking.global_scores(snapshot.embedding(rows)).numpy()
-    return asking.scores(snapshot.gathered(asking.kind, rows)).numpy()
+    snapshot.need(asking.kind)
+    scores = np.empty((asking.number, len(rows)), dtype=np.float32)
+    # Piece by piece: putting their vectors together would copy them a second time.
+    for piece, places, own in snapshot.by_piece(rows):
+        scores[:, places] = asking.scores(piece.segment.gathered(asking.kind, own)).numpy()
+    return scores
 
 
 def _scores(piece: Piece, asking: Asking, rows: np.ndarray, *, whole: bool) -> Tensor:

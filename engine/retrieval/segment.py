@@ -123,7 +123,8 @@ class Segment:
         file.check_ranges(first * width, last * width)
         places = self.places(kind, rows)
         scales = self.section(f"{kind}.scales")[places] if self.has(f"{kind}.scales") else None
-        return PackedVectors(codes[places], scales, bounds_of(last - first))
+        # Not codes[places]: indexing by a tensor goes number by number, this copies rows.
+        return PackedVectors(codes.index_select(0, places), scales, bounds_of(last - first))
 
     def places(self, kind: str, rows: np.ndarray) -> Tensor:
         """Where the vectors of rows stand among all of the segment, int64."""

@@ -68,7 +68,7 @@ class Snapshot:
     def without(self, rows: Sequence[int] | np.ndarray) -> Snapshot:
         """The same with rows deleted; what is not touched is shared."""
         deleted = {id(piece): piece.alive for piece in self.pieces}
-        for piece, _, own in self._by_piece(rows):
+        for piece, _, own in self.by_piece(rows):
             alive = piece.alive.copy()
             alive[own] = False
             deleted[id(piece)] = alive
@@ -115,7 +115,7 @@ class Snapshot:
     def embedding(self, rows: Sequence[int] | np.ndarray) -> Tensor:
         """Global embeddings `(n, D)` float32 of rows, copied."""
         out = torch.empty(len(rows), self.manifest.dim)
-        for piece, places, own in self._by_piece(rows):
+        for piece, places, own in self.by_piece(rows):
             out[places] = piece.segment.embedding[own]
         return out
 
@@ -123,7 +123,7 @@ class Snapshot:
         """Rows of an int32 array with one entry a row: `sizes`, `views` or `grids`; copied."""
         width = {"sizes": 2, "views": 4, "grids": 2}[name]
         out = torch.zeros(len(rows), width, dtype=torch.int32)
-        for piece, places, own in self._by_piece(rows):
+        for piece, places, own in self.by_piece(rows):
             out[places] = piece.segment.section(name)[own]
         return out
 
@@ -135,7 +135,7 @@ class Snapshot:
             IndexDamaged: what was read is not what was written.
         """
         self.need(kind)
-        parts = [(places, piece.segment.gathered(kind, own)) for piece, places, own in self._by_piece(rows)]
+        parts = [(places, piece.segment.gathered(kind, own)) for piece, places, own in self.by_piece(rows)]
         if len(parts) == 1:
             # In their order already: of one piece the places ascend.
             return parts[0][1]
@@ -155,7 +155,7 @@ class Snapshot:
     def boxes(self, rows: Sequence[int] | np.ndarray) -> list[Tensor]:
         """For each row the rectangles of its windows, int32 `(R, 4)`; zeros where they are not known."""
         out: list[Tensor] = [torch.zeros(0, 4, dtype=torch.int32)] * len(rows)
-        for piece, places, own in self._by_piece(rows):
+        for piece, places, own in self.by_piece(rows):
             bounds = piece.segment.section("windows.cu_seqlens").tolist()
             boxes = piece.segment.section("boxes")
             for place, row in zip(places.tolist(), own.tolist(), strict=True):
@@ -180,7 +180,7 @@ class Snapshot:
     def metadata_of(self, rows: Sequence[int] | np.ndarray) -> pa.Table:
         """The users' columns of chosen rows, in their order."""
         parts, order = [self.schema.empty_table()], [np.zeros(0, dtype=np.int64)]
-        for piece, places, own in self._by_piece(rows):
+        for piece, places, own in self.by_piece(rows):
             parts.append(filled(piece.segment.metadata(), piece.rows, self.schema).take(pa.array(own)))
             order.append(places)
         return pa.concat_tables(parts).take(pa.array(np.argsort(np.concatenate(order))))
@@ -211,7 +211,7 @@ class Snapshot:
         pieces = np.searchsorted(self._first, wanted, side="right") - 1
         return pieces, wanted - self._first[pieces]
 
-    def _by_piece(self, rows: Sequence[int] | np.ndarray) -> Iterator[tuple[Piece, np.ndarray, np.ndarray]]:
+    def by_piece(self, rows: Sequence[int] | np.ndarray) -> Iterator[tuple[Piece, np.ndarray, np.ndarray]]:
         """Each piece that rows lie in, their places among `rows`, and in the piece."""
         pieces, own = self._located(rows)
         for number in np.unique(pieces):
