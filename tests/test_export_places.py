@@ -22,6 +22,7 @@ from engine.export.layers import shipped_needs
 from engine.export.unfinished import unfinished_folder
 from engine.heads.base import shipped_head
 from engine.heads.registry import load_head
+from engine.retrieval.index import Index
 
 TEXTS = ["a large red ring", "a small blue square"]
 
@@ -142,3 +143,15 @@ def test_what_a_killed_export_left_is_removed_by_the_next(tmp_path):
     with unfinished_folder(tmp_path / "out") as place:
         assert {path.name for path in tmp_path.iterdir()} == {place.name, ".out-mine"}
     assert [path.name for path in tmp_path.iterdir()] == [".out-mine"]
+
+
+def test_an_index_keeps_windows_of_an_export_and_is_read_with_its_source(exported_scenes, tmp_path):
+    exported = engine.load(str(exported_scenes), device="cpu", segmenter="rules")
+    source = engine.load("scenes", device="cpu", segmenter="rules")
+    scorer = engine.SGI(crops="windows")
+    index = Index.create(tmp_path / "index", model=exported)
+    index.add(pictures(), ids=["a", "b"])
+    (ours,) = index.search(TEXTS[0], 2, scorer=scorer)
+    (theirs,) = Index.open(tmp_path / "index", model=source).search(TEXTS[0], 2, scorer=scorer)
+    assert [hit.id for hit in ours] == [hit.id for hit in theirs]
+    assert [hit.score for hit in ours] == pytest.approx([hit.score for hit in theirs], abs=1e-5)
