@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from engine.ops.checks import FLOATS, check_tensor, choose_backend, name_of
+from engine.ops.checks import FLOATS, check_bounds, check_tensor, choose_backend, name_of
 from engine.ops.native import as_array, dense_rows, extension, forced_isa, on_device_of
 from engine.reference import centroid as reference
 from engine.reference.unit import SHORTEST, compute_dtype, unit_backward
@@ -21,7 +20,7 @@ def _centroids(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The op on checked arguments: unit centroids `(C, D)`, lengths of the means and numbers of tokens `(C,)`."""
     if cu_seqlens.device.type == "cpu":
-        _check_bounds(cu_seqlens, tokens.shape[0])
+        check_bounds(OP, "cu_seqlens", cu_seqlens, tokens.shape[0], from_zero=False)
     if backend == "reference":
         return reference.centroids(tokens, cu_seqlens, classes, n_classes)
     outputs = _empty(tokens, n_classes, torch.float32)
@@ -45,13 +44,6 @@ def _centroids(
 def _empty(tokens: Tensor, n_classes: int, number: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     shapes = (n_classes, tokens.shape[1]), (n_classes,), (n_classes,)
     return tuple(tokens.new_empty(shape, dtype=number) for shape in shapes)  # type: ignore[return-value]
-
-
-def _check_bounds(cu_seqlens: Tensor, total: int) -> None:
-    """Boundaries ascend from 0 or more to no more than there are tokens. On a GPU reading them would wait for it."""
-    bounds = cu_seqlens.tolist()
-    if bounds[0] < 0 or bounds[-1] > total or any(a > b for a, b in pairwise(bounds)):
-        raise ValueError(f"{OP}: cu_seqlens must ascend within [0, total] = [0, {total}], got {bounds}")
 
 
 centroids_op = torch.library.custom_op("peaksim::centroids", _centroids, mutates_args=())

@@ -76,13 +76,13 @@ def check_cu_seqlens(op: str, name: str, x: object, axes: str, tokens: Tensor) -
         raise ValueError(f"{op}: {name} must be on {tokens.device} as its tokens are, got {x.device}")
 
 
-def check_bounds(op: str, name: str, cu_seqlens: Tensor | None, total: int) -> None:
-    """Boundaries ascend from 0 to no more than `total` rows. Reads them: on CUDA that waits for the device."""
+def check_bounds(op: str, name: str, cu_seqlens: Tensor | None, total: int, *, from_zero: bool = True) -> None:
+    """Boundaries ascend from 0 (or after) to no more than `total` rows. On CUDA reading them waits for the device."""
     if cu_seqlens is None:
         return
     bounds = cu_seqlens.tolist()
-    if bounds[0] != 0:
-        raise ValueError(f"{op}: {name} must start at 0, got {bounds[0]}")
+    if bounds[0] < 0 or (from_zero and bounds[0] > 0):
+        raise ValueError(f"{op}: {name} must start at 0{'' if from_zero else ' or after'}, got {bounds[0]}")
     for i, (begin, end) in enumerate(pairwise(bounds)):
         if begin > end:
             raise ValueError(f"{op}: {name} must not decrease, got {begin} and then {end} at {i + 1}")

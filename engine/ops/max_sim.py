@@ -129,38 +129,54 @@ def _max_sim_backward(
 
     In tiles and in a fixed order on every backend.
     """
+    ahead, back = (grad_scores, grad_values, argmax), (grad_reverse_scores, grad_reverse_values, reverse_argmax)
     if backend == "cpp":
-        grads = q.new_empty(q.shape, dtype=torch.float32), d.new_empty(d.shape, dtype=torch.float32)
-        ahead, back = (grad_scores, grad_values), (grad_reverse_scores, grad_reverse_values)
-        tokens = (as_array(dense_rows(q)), as_array(dense_rows(d)), name_of(q.dtype), None, None)
-        last = (*map(as_array, grads), forced_isa(), torch.get_num_threads())
-        if temperature is None:
-            extension("max_sim").max_sim_backward(
-                *tokens, *dense_arrays(q_weights, d_weights), pairs,
-                *dense_arrays(*ahead, argmax, *back, reverse_argmax), *last,
-            )  # fmt: skip
-        else:
-            extension("max_sim").max_sim_soft_backward(
-                *tokens, *dense_arrays(q_mask, d_mask, q_weights, d_weights), temperature, pairs,
-                *dense_arrays(*ahead, *back), *last,
-            )  # fmt: skip
-        return grads[0].to(q.dtype), grads[1].to(d.dtype)
+        per_token = (q_mask, d_mask, q_weights, d_weights)
+        return backward_on_cpu("max_sim", q, d, (None, None), per_token, ahead, back, temperature, pairs)
     if backend == "triton":
         from engine.kernels.max_sim_backward import max_sim_backward
         from engine.kernels.max_sim_plan import Side
 
-        incoming = (grad_scores, grad_values, argmax), (grad_reverse_scores, grad_reverse_values, reverse_argmax)
         sides = Side(dense_rows(q), q_mask, q_weights), Side(dense_rows(d), d_mask, d_weights)
         with on_device_of(q):
-            return max_sim_backward(*sides, incoming, temperature=temperature, pairs=pairs, precision=precision)
-    forward = None if grad_scores is None else Incoming(grad_scores, grad_values, argmax)
-    reverse = None
-    if grad_reverse_scores is not None:
-        reverse = Incoming(grad_reverse_scores, grad_reverse_values, reverse_argmax)
+            return max_sim_backward(*sides, (ahead, back), temperature=temperature, pairs=pairs, precision=precision)
+    forward, reverse = (None if x[0] is None else Incoming(x[0], x[1], x[2]) for x in (ahead, back))
     return reference.max_sim_backward(
         q, d, q_mask, d_mask, q_weights, d_weights, forward, reverse,
         temperature=temperature, pairs=pairs, precision=precision,
     )  # fmt: skip
+
+
+Arriving = tuple[Tensor | None, Tensor | None, Tensor | None]  # gradients of scores and of values, argmax
+
+
+def backward_on_cpu(
+    op: str,
+    q: Tensor,
+    d: Tensor,
+    bounds: tuple[Any, Any],
+    per_token: tuple[Tensor | None, ...],
+    ahead: Arriving,
+    back: Arriving,
+    temperature: float | None,
+    pairs: bool,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of q and d by the C++ kernels; `bounds` as they take them, None for a dense side."""
+    grads = q.new_empty(q.shape, dtype=torch.float32), d.new_empty(d.shape, dtype=torch.float32)
+    for grad, ends in zip(grads, bounds, strict=True):
+        if ends is not None:
+            grad[int(ends[-1]) :] = 0
+    tokens = (as_array(dense_rows(q)), as_array(dense_rows(d)), name_of(q.dtype), *bounds)
+    last = (*map(as_array, grads), forced_isa(), torch.get_num_threads())
+    if temperature is None:
+        extension(op).max_sim_backward(
+            *tokens, *dense_arrays(*per_token[2:]), pairs, *dense_arrays(*ahead, *back), *last
+        )  # fmt: skip
+    else:
+        extension(op).max_sim_soft_backward(
+            *tokens, *dense_arrays(*per_token), temperature, pairs, *dense_arrays(*ahead[:2], *back[:2]), *last
+        )  # fmt: skip
+    return grads[0].to(q.dtype), grads[1].to(d.dtype)
 
 
 max_sim_backward_op = torch.library.custom_op("peaksim::max_sim_backward", _max_sim_backward, mutates_args=())
@@ -190,8 +206,9 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     scores, reverse_scores, _, of_values, _, of_reverse_values = grads
     grad_q = grad_d = grad_q_weights = grad_d_weights = None
     if needs_tokens:
-        ahead = _incoming(scores, of_values, argmax)
-        back = _incoming(reverse_scores, of_reverse_values, reverse_argmax) if symmetric else (None,) * 3
+        grid = tensors[0].shape[0], 1 if pairs else tensors[1].shape[0]
+        ahead = arriving(scores, of_values, argmax, grid)
+        back = arriving(reverse_scores, of_reverse_values, reverse_argmax, grid) if symmetric else (None,) * 3
         if ahead[0] is not None or back[0] is not None:
             rest = (temperature, pairs, precision, backend)
             grad_q, grad_d = max_sim_backward_op(*ahead, *back, *tensors, *rest)
@@ -203,14 +220,14 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     return grad_q, grad_d, None, None, grad_q_weights, grad_d_weights, *(None,) * len(ctx.options)
 
 
-def _incoming(scores: Tensor | None, values: Tensor | None, argmax: Tensor) -> tuple[Tensor | None, ...]:
+def arriving(scores: Tensor | None, values: Tensor | None, argmax: Tensor, grid: tuple[int, int]) -> Arriving:
     """One direction's part of the backward op's arguments; all None if no gradient comes."""
     if scores is None and values is None:
         return None, None, None
     if scores is None:
         assert values is not None
-        scores = values.new_zeros(values.shape[:2])
-    return scores, values, argmax if argmax.ndim == 3 else None
+        scores = values.new_zeros(grid)
+    return scores, values, argmax if argmax.ndim > 1 else None
 
 
 torch.library.register_autograd("peaksim::max_sim", _backward, setup_context=_setup_context)

@@ -19,8 +19,8 @@ from engine.ops.checks import (
     choose_backend,
     name_of,
 )
-from engine.ops.max_sim import MaxSimOutput, asked_for
-from engine.ops.native import as_array, dense_arrays, dense_rows, extension, forced_isa, on_device_of
+from engine.ops.max_sim import MaxSimOutput, arriving, asked_for, backward_on_cpu
+from engine.ops.native import as_array, dense_rows, extension, forced_isa, on_device_of
 from engine.reference import max_sim_varlen as reference
 from engine.reference.max_sim import Incoming, Outputs
 from engine.reference.max_sim_varlen import Items
@@ -162,39 +162,18 @@ def _max_sim_varlen_backward(
 
     In tiles and in a fixed order on every backend.
     """
+    ahead, back = (grad_scores, grad_values, argmax), (grad_reverse_scores, grad_reverse_values, reverse_argmax)
     if backend == "cpp":
-        grads = q.new_empty(q.shape, dtype=torch.float32), d.new_empty(d.shape, dtype=torch.float32)
-        for grad, ends in zip(grads, (q_cu_seqlens, d_cu_seqlens), strict=True):
-            if ends is not None:
-                grad[int(ends[-1]) :] = 0
-        ahead, back = (grad_scores, grad_values), (grad_reverse_scores, grad_reverse_values)
-        tokens = (as_array(dense_rows(q)), as_array(dense_rows(d)), name_of(q.dtype))
-        bounds = [offsets_of(x) for x in (q_cu_seqlens, d_cu_seqlens)]
-        last = (*map(as_array, grads), forced_isa(), torch.get_num_threads())
-        if temperature is None:
-            extension(OP).max_sim_backward(
-                *tokens, *bounds, *dense_arrays(q_weights, d_weights), False,
-                *dense_arrays(*ahead, argmax, *back, reverse_argmax), *last,
-            )  # fmt: skip
-        else:
-            extension(OP).max_sim_soft_backward(
-                *tokens, *bounds, *dense_arrays(q_mask, d_mask, q_weights, d_weights), temperature, False,
-                *dense_arrays(*ahead, *back), *last,
-            )  # fmt: skip
-        return grads[0].to(q.dtype), grads[1].to(d.dtype)
+        bounds, per_token = (offsets_of(q_cu_seqlens), offsets_of(d_cu_seqlens)), (q_mask, d_mask, q_weights, d_weights)
+        return backward_on_cpu(OP, q, d, bounds, per_token, ahead, back, temperature, False)
     queries, documents = Items(q, q_cu_seqlens, q_mask, q_weights), Items(d, d_cu_seqlens, d_mask, d_weights)
     if backend == "triton":
         from engine.kernels.max_sim_backward import max_sim_backward
 
-        incoming = (grad_scores, grad_values, argmax), (grad_reverse_scores, grad_reverse_values, reverse_argmax)
+        sides = _side(queries), _side(documents)
         with on_device_of(q):
-            return max_sim_backward(
-                _side(queries), _side(documents), incoming, temperature=temperature, pairs=False, precision=precision
-            )
-    forward = None if grad_scores is None else Incoming(grad_scores, grad_values, argmax)
-    reverse = None
-    if grad_reverse_scores is not None:
-        reverse = Incoming(grad_reverse_scores, grad_reverse_values, reverse_argmax)
+            return max_sim_backward(*sides, (ahead, back), temperature=temperature, pairs=False, precision=precision)
+    forward, reverse = (None if x[0] is None else Incoming(x[0], x[1], x[2]) for x in (ahead, back))
     return reference.max_sim_varlen_backward(
         queries, documents, forward, reverse, temperature=temperature, precision=precision
     )
@@ -231,8 +210,8 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     grad_q = grad_d = grad_q_weights = grad_d_weights = None
     grid = (_number(tensors[0], tensors[2]), _number(tensors[1], tensors[3]))
     if needs_tokens:
-        ahead = _incoming(scores, of_values, argmax, grid)
-        back = _incoming(reverse_scores, of_reverse_values, reverse_argmax, grid) if symmetric else (None,) * 3
+        ahead = arriving(scores, of_values, argmax, grid)
+        back = arriving(reverse_scores, of_reverse_values, reverse_argmax, grid) if symmetric else (None,) * 3
         if ahead[0] is not None or back[0] is not None:
             grad_q, grad_d = max_sim_varlen_backward_op(*ahead, *back, *tensors, temperature, precision, backend)
     if ctx.needs_input_grad[6] and scores is not None:
@@ -245,18 +224,6 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
 
 def _number(tokens: Tensor, cu_seqlens: Tensor | None) -> int:
     return tokens.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-
-
-def _incoming(
-    scores: Tensor | None, values: Tensor | None, argmax: Tensor, grid: tuple[int, int]
-) -> tuple[Tensor | None, ...]:
-    """One direction's part of the backward op's arguments; all None if no gradient comes."""
-    if scores is None and values is None:
-        return None, None, None
-    if scores is None:
-        assert values is not None
-        scores = values.new_zeros(grid)
-    return scores, values, argmax if argmax.ndim > 1 else None
 
 
 def _of_weights(scores: Tensor, values: Tensor, cu_seqlens: Tensor | None, dense: str) -> Tensor:
