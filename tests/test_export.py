@@ -90,7 +90,6 @@ def test_every_output_equals_the_source_at_every_batch(batch, source, exported):
         engine.SGI(crops="windows"),
         engine.SGI(crops="windows", head="scenes", full_image=False),
     ],
-
 )
 def test_scores_are_those_of_the_source(scorer, source, exported):
     shown, texts = pictures(4), captions(4)
