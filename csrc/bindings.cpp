@@ -131,6 +131,8 @@ void bind_window_attention(py::module_& m);
 
 PYBIND11_MODULE(_C, m) {
     m.doc() = "CPU kernels on numpy arrays; use them through engine.ops, which checks and documents.";
+    // Equal to INTERFACE of engine/ops/native.py, which refuses a library built from older sources.
+    m.attr("INTERFACE") = 1;
     m.def("cpu_features", [] { return py::str(peaksim::max_sim_isas()).attr("split")(); },
           "Names of the instruction sets that kernels can use here, best first.");
     m.def("max_sim", &max_sim, py::arg("q").noconvert(), py::arg("d").noconvert(), py::arg("dtype"),

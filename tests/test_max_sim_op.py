@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import zlib
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import engine
 import engine.ops.checks
 from engine.ops.max_sim import MaxSimOutput, max_sim, max_sim_backward_op, max_sim_op, max_sim_pairs
-from engine.ops.native import ISA_VARIABLE, instruction_sets
+from engine.ops.native import INTERFACE, ISA_VARIABLE, extension, instruction_sets
 from engine.reference import max_sim as reference
 from tests.tolerances import assert_close
 
@@ -74,6 +78,24 @@ def test_a_missing_extension_is_an_error_that_says_what_to_do(monkeypatch: pytes
         max_sim(Q, D)
     assert instruction_sets() == []
     assert max_sim(Q, D, backend="reference").shape == (2, 5)
+
+
+@pytest.mark.parametrize("number", [None, INTERFACE - 1])
+def test_an_extension_of_older_sources_is_refused(monkeypatch: pytest.MonkeyPatch, number: int | None) -> None:
+    stale = SimpleNamespace() if number is None else SimpleNamespace(INTERFACE=number)
+    monkeypatch.setitem(sys.modules, "engine._C", stale)
+    monkeypatch.setattr(engine, "_C", stale, raising=False)
+    with pytest.raises(RuntimeError, match=r"max_sim: the C\+\+ CPU kernels were built from other .* `make setup`"):
+        max_sim(Q, D)
+    assert max_sim(Q, D, backend="reference").shape == (2, 5)
+
+
+def test_the_number_of_the_interface_goes_with_its_signatures() -> None:
+    """What can be called changed: raise INTERFACE here, in engine/ops/native.py and in csrc/bindings.cpp."""
+    native = extension("max_sim")
+    functions = {name: str(x.__doc__).partition("->")[0] for name, x in sorted(vars(native).items()) if callable(x)}
+    signatures = [(name, *re.findall(r"(\w+): ", text)) for name, text in functions.items()]
+    assert (INTERFACE, zlib.crc32(repr(signatures).encode())) == (1, 3387793038)
 
 
 def test_missing_triton_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

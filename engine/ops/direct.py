@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from engine.ops.checks import check_temperature, name_of
+from engine.ops.native import INTERFACE
 
 # How torch tells that modes, transforms (vmap, grad, functionalisation), tracing or a profiler are on; a torch that has
 # lost one of these leaves all calls to the dispatcher.
@@ -75,7 +76,9 @@ def direct_scores(
         None where that cannot be, or where an argument is wrong: the op's own checks then say what.
     """
     native = sys.modules.get("engine._C")
-    if native is None or not unwatched() or not (is_plain(q) and is_plain(d)):
+    if native is None or getattr(native, "INTERFACE", None) != INTERFACE or not unwatched():
+        return None
+    if not (is_plain(q) and is_plain(d)):
         return None
     name, q_shape, d_shape = _NAMES.get(q.dtype), q.shape, d.shape
     if name is None or d.dtype is not q.dtype or len(q_shape) != 3 or len(d_shape) != 3 or q_shape[2] != d_shape[2]:

@@ -285,9 +285,7 @@ def max_sim_varlen(
     ([[2.5, 0.0, 4.0]], [[[0, 1], [-1, -1], [0, 0]]])
     """
     _check_arguments(q, d, q_cu_seqlens, d_cu_seqlens, q_mask, d_mask, q_weights, d_weights)
-    check_symmetric(OP, symmetric, d_weights)
-    check_flag(OP, "return_alignment", return_alignment)
-    check_temperature(OP, temperature)
+    _check_options(d_weights, symmetric, return_alignment, temperature)
     chosen = choose_backend(OP, backend, q)
     check_precision(OP, precision, q.dtype, chosen)
 
@@ -328,3 +326,9 @@ def _check_arguments(
     check_per_token(OP, "d_mask", d_mask, d, d_axes, mask=True)
     check_per_token(OP, "q_weights", q_weights, q, q_axes, mask=False)
     check_per_token(OP, "d_weights", d_weights, d, d_axes, mask=False)
+
+
+def _check_options(d_weights: object, symmetric: object, return_alignment: object, temperature: object) -> None:
+    check_symmetric(OP, symmetric, d_weights)
+    check_flag(OP, "return_alignment", return_alignment)
+    check_temperature(OP, temperature)

@@ -13,12 +13,15 @@ from torch import Tensor
 # The name of an instruction set here limits the CPU kernels to it and to lesser ones; read at each call.
 ISA_VARIABLE = "PEAKSIM_CPU_ISA"
 
+# Raised, here and in csrc/bindings.cpp, with every change of what is called there.
+INTERFACE = 1
+
 
 def extension(op: str) -> ModuleType:
     """The extension module.
 
     Raises:
-        RuntimeError: it was not built, or cannot be loaded.
+        RuntimeError: it was not built, was built from older sources, or cannot be loaded.
     """
     try:
         import engine._C as native
@@ -27,6 +30,11 @@ def extension(op: str) -> ModuleType:
             f"{op}: the C++ CPU kernels are missing ({error}). Install a C++17 compiler and reinstall peaksim, "
             "or pass backend='reference' for the slower torch form."
         ) from error
+    if getattr(native, "INTERFACE", None) != INTERFACE:
+        raise RuntimeError(
+            f"{op}: the C++ CPU kernels were built from other sources than these. Build them again with `make setup` "
+            "(`python setup.py build_ext --inplace`), or pass backend='reference' for the slower torch form."
+        )
     return native
 
 
