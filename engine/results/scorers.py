@@ -18,8 +18,8 @@ from engine.scorers.base import Scorer
 from engine.scorers.registry import get_scorer
 
 NAME = "scorers"
-# The others of the shipped heads are measured by `engine.results.comparison` and `engine.results.max_sim_head`.
-TRAINED = ("max_sim_head",)
+# The shipped heads that score pairs; `peakpatch` is for negation and has a section of its own.
+TRAINED = ("max_sim_head", "linear", "tflocal", "tfglobal")
 # Items a category of each split, and of the quick run's only split.
 SPLITS: Mapping[str, int] = {"held_out": 400, "in_domain": 100, "shifted": 100}
 QUICK_SPLIT, QUICK_ITEMS = "held_out", 12
