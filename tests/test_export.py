@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import shutil
 import threading
 from dataclasses import replace
@@ -13,12 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import engine
 from bench.peak_memory import resident_kib
-from engine.cli import main
 from engine.encoders.export_manifest import MANIFEST_FILE, file_facts, read_manifest
 from engine.encoders.exported import ExportedEncoder, load_exported
 from engine.encoders.golden import compare, lowest_cosine
@@ -128,13 +125,16 @@ def test_windows_of_pictures_that_have_different_numbers_of_them(source, exporte
     torch.testing.assert_close(b.regions, a.regions, **CLOSE)
 
 
-def test_an_export_without_windows_says_so(folder):
+def test_an_export_without_windows_says_so(folder, tmp_path):
     (folder / "image_windows.onnx").unlink()
     graphs = {name: graph for name, graph in read_manifest_as_is(folder).graphs.items() if name != "image_windows"}
     rewrite(folder, graphs=graphs)
     loaded = engine.load(str(folder), device="cpu")
     with pytest.raises(ValueError, match=r"mode='windows' .* needs a graph that was not exported"):
         loaded.encode_images(pictures(1), scorer=Needs(regions=RegionPlan(mode="windows")))
+    with pytest.raises(ValueError, match=r"must give windows, got: .* was not exported.*; or .*SGI\(crops='native'\)"):
+        Index.create(tmp_path / "index", model=loaded)
+    assert len(Index.create(tmp_path / "index", model=loaded, vectors=[SGI(crops="native")])) == 0
 
 
 def test_two_loads_and_many_threads_give_identical_vectors(exported, exported_scenes):
@@ -351,59 +351,8 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_left(tmp_path, export
 # The command.
 
 
-def test_the_command_checks_a_folder_and_scores_with_it(exported_scenes, tmp_path, capsys):
-    assert main(["export", "--check", str(exported_scenes), "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["outputs"]
-    assert {row["output"] for row in rows} >= {"embedding", "patches.projected", "tokens", "hidden.8"}
-    assert all(row["cosine"] > 0.9999 and row["provider"] == "cpu" and row["latency_ms"] > 0 for row in rows)
-    assert main(["export", "--check", str(exported_scenes)]) == 0
-    said = capsys.readouterr().out
-    assert "max abs difference" in said and "image_all patches.projected" in said and " ms" in said
-    Image.fromarray(pictures(1)[0]).save(tmp_path / "a.png")
-    words = ["score", str(tmp_path / "a.png"), "--text", "a red ring", "--model", str(exported_scenes), "--json"]
-    assert main(words) == 0
-    assert json.loads(capsys.readouterr().out)["model"] == str(exported_scenes)
-
-
-def test_the_command_says_what_is_wrong(folder, tmp_path, capsys):
-    assert main(["export", "scenes"]) == 2
-    assert "peaksim export MODEL OUT" in capsys.readouterr().err
-    (folder / "image_all.onnx").unlink()
-    assert main(["export", "--check", str(folder)]) == 1
-    assert "image_all.onnx is missing" in capsys.readouterr().err
-    assert main(["export", "--check", str(tmp_path / "nowhere")]) == 1
-    assert "`peaksim export` writes it" in capsys.readouterr().err
-    assert main(["export", "--check", str(folder), "--max-batch", "7"]) == 2
-    assert "--max-batch is for a folder to be written (peaksim export MODEL OUT), got it for" in capsys.readouterr().err
-
-
-def test_the_page_on_exports_runs(exported_scenes, tmp_path, monkeypatch, capsys):
-    page = (Path(__file__).resolve().parent.parent / "docs" / "export.md").read_text(encoding="utf-8")
-    shutil.copytree(exported_scenes, tmp_path / "exported" / "scenes")
-    (tmp_path / "photos").mkdir()
-    Image.fromarray(pictures(1)[0]).save(tmp_path / "photos" / "a.png")
-    monkeypatch.chdir(tmp_path)
-    (commands,) = re.findall(r"^```bash\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
-    lines = [shlex.split(line)[1:] for line in commands.splitlines()]
-    assert lines[0][:3] == ["export", "scenes", "exported/scenes"], "what the fixture did"
-    for words in lines[1:]:
-        assert main(words) == 0, capsys.readouterr().err
-    (code,) = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
-    capsys.readouterr()
-    exec(compile(code, "export.md", "exec"), {})
-    assert capsys.readouterr().out == "True\n"
-    assert not re.search(r"\b[A-Z0-9]+_TABLE\b", page)
-
-
 def test_a_check_runs_several_times_for_its_latency(exported_scenes):
     rows = check_export(exported_scenes, device="cpu", runs=2)
     manifest = read_manifest("test", exported_scenes)
     assert len(rows) == sum(len(graph.outputs) for graph in manifest.graphs.values())
     assert min(manifest.cosines.values()) > 0.999999
-
-
-def test_an_index_says_at_once_what_an_export_cannot_give(exported, tmp_path):
-    wanted = r"must give windows, got: .*no part of an exported model; load .* itself, .*; or .*SGI\(crops='native'\)"
-    with pytest.raises(ValueError, match=wanted):
-        Index.create(tmp_path / "x", model=exported)
-    assert len(Index.create(tmp_path / "x", model=exported, vectors=[SGI(crops="native")])) == 0

@@ -322,7 +322,7 @@ def train_generator(
 
 
 def table(values: Mapping[str, Any], count: int, noises: int) -> str:
-    """The section's text of what `plain` gave."""
+    """The section's text of these values."""
 
     def cell(entry: Mapping[str, float]) -> str:
         return percent(Interval(entry["value"], entry["low"], entry["high"]))
