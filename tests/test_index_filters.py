@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -81,6 +82,7 @@ WRONG = {
     "tag || 'x'": "is VARCHAR",
     "year > 'abc'": "Could not convert string 'abc'.*in \"year > 'abc'\"",
     "size.h = 1": "where: .*h",
+    "year = '\ud800'": "must be whole characters",
     "random() > 0.5": "random is no function for conditions; there are abs",
 }
 
@@ -215,3 +217,27 @@ def test_ids_of_other_bytes_do_not_stop_conditions_on_ids(tmp_path):
     index.add(images(["a.png", "b\udcff.png"]))
     assert rows_where(index.snapshot, "id = 'a.png'").tolist() == [True, False]
     assert rows_where(index.snapshot, r"id = 'b\udcff.png'").tolist() == [False, True]
+
+
+def test_values_in_other_layouts_are_kept_and_asked_for(tmp_path: Path):
+    index = index_at(tmp_path / "index")
+    runs = pa.RunEndEncodedArray.from_arrays([2, 3], ["a", "b"])
+    views = pa.array(["x", "y", "z"], pa.string_view())
+    index.add(images(["1", "2", "3"]), metadata={"run": runs, "view": views, "half": np.array([0, 1, 2], np.float16)})
+    for where, wanted in (("run = 'a'", 2), ("view = 'z'", 1), ("half >= 1", 2)):
+        assert rows_where(index.snapshot, where).sum() == wanted, where
+
+
+def test_values_that_no_condition_can_read_are_named(tmp_path: Path):
+    index = index_at(tmp_path / "index")
+    index.add(images(["1"]), metadata={"wide": pa.array([None], pa.decimal256(40, 0)), "n": [1]})
+    with pytest.raises(ValueError, match="where: "):
+        rows_where(index.snapshot, "wide = 1")
+    assert rows_where(index.snapshot, "n = 1").all()
+
+
+@pytest.mark.parametrize("metadata", [{}, [{}, {}], {"nothing": [None, None]}], ids=str)
+def test_metadata_without_values_leaves_a_sound_index(metadata: Any, tmp_path: Path):
+    index = index_at(tmp_path / "index")
+    index.add(images(["1", "2"]), metadata=metadata)
+    assert index.verify() == []

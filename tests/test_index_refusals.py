@@ -61,6 +61,7 @@ def test_numbers_are_no_ids_of_pictures_either(index):
         ({"tag": [1, "a"]}, ValueError, "column 'tag' must hold values of one type that Arrow has"),
         ({"tag": [object(), None]}, ValueError, "column 'tag' must hold values of one type that Arrow has"),
         ({"tag": ["a", "\udcff"]}, ValueError, "column 'tag' must hold values of one type that Arrow has"),
+        ({"tag": [{}, {}]}, ValueError, "column 'tag' must be of a type that Parquet holds, got struct<>"),
         ({"tag": None}, TypeError, "column 'tag' must be a list with a value for each image, got NoneType"),
         ({"tag": "ab"}, TypeError, "column 'tag' must be a list with a value for each image, got str"),
         ({3: [1, 2]}, TypeError, "columns must have strings as names, got 3"),
@@ -171,7 +172,7 @@ def test_options_that_make_no_sense_are_refused(tmp_path):
         ({"ann": ""}, ValueError, "ann must be 'auto' or a FAISS factory string"),
         ({"ann": 3}, TypeError, "ann must be 'auto' or a FAISS factory string, got int"),
         ({"ann": "IDMap,Flat"}, ValueError, "without IDMap, rows are numbered, got 'IDMap,Flat'"),
-        ({"segment_bytes": 0}, ValueError, "segment_bytes must be at least 1, got 0"),
+        ({"segment_bytes": 0}, ValueError, "segment_bytes must be a whole number from 1, got 0"),
     ):
         with pytest.raises(error, match=message):
             Index.create(tmp_path / "x", model=engine(), **options)

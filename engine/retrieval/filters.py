@@ -92,6 +92,8 @@ class Filter:
             raise TypeError(f"where: must be a string, got {type(where).__name__}")
         if not where.strip():
             raise ValueError("where: must hold a condition such as \"year > 2020 and tag = 'cat'\", got none")
+        if any("\ud800" <= sign <= "\udfff" for sign in where):
+            raise ValueError(f"where: must be whole characters, got {where!r:.120}")
         spelled = {name.lower(): name for name in names}
         found: dict[str, None] = {}
         for node in _expressions(_tree(where)):
@@ -115,8 +117,8 @@ class Filter:
         # Of a column less table DuckDB would not know the number of rows.
         held = table.select(list(self.columns)) if self.columns else _numbers(table.num_rows)
         with _database() as database:
-            database.register(_ROWS, held)
             try:
+                database.register(_ROWS, held)
                 relation = database.sql(_FRAME.format(self.where))
                 kind = str(relation.types[0])
                 # A bare NULL has a type of its own, which is called so in quotes or without.

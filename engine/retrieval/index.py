@@ -287,9 +287,10 @@ class Index:
                 arrays, bytes), `ImageFeatures`. A string is always a text.
             k: hits a query; fewer come back where fewer are there.
             scorer: that ranks, by name (with the options the index was made for) or with options of its own.
-            candidates: so many rows are found by their global embeddings first and the scorer looks at them alone;
-                None: it looks at all rows; `"auto"`: at all rows up to `EXACT_ROWS`, beyond at `CANDIDATES`. A
-                scorer of what is not kept (`tflocal`) has the candidates encoded again from their pictures, fewer.
+            candidates: so many rows (`k` where that is more) are found by their global embeddings first and the
+                scorer looks at them alone; None: it looks at all rows; `"auto"`: at all rows up to `EXACT_ROWS`, beyond
+                at `CANDIDATES`. A scorer of what is not kept (`tflocal`) has the candidates encoded again from their
+                pictures, fewer.
             where: a condition on the metadata, SQL as in `"year > 2020 and tag = 'cat'"`.
             explain: also say which part of the query found which part of the image.
 

@@ -118,8 +118,8 @@ class Manifest:
         check_choice("Index", "store", self.store, STORES)
         if not isinstance(self.ann, str) or not self.ann:
             raise ValueError(f"Index: ann must be 'auto' or a FAISS factory string, got {self.ann!r}")
-        if self.segment_bytes < 1:
-            raise ValueError(f"Index: segment_bytes must be at least 1, got {self.segment_bytes}")
+        if type(self.segment_bytes) is not int or self.segment_bytes < 1:
+            raise ValueError(f"Index: segment_bytes must be a whole number from 1, got {self.segment_bytes!r}")
 
     @property
     def rows(self) -> int:
@@ -178,7 +178,7 @@ def decoded(folder: str | PathLike[str], data: bytes) -> Manifest:
         held = json.loads(data)
         version = held["format_version"]
         body, crc = held["manifest"], held["crc32"]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise IndexDamaged(path, f"it is no manifest ({error!r:.200})") from error
     whole = data == f'{{"crc32":"{crc}","format_version":{_text(version)},"manifest":{_text(body)}}}\n'.encode()
     if not whole or f"{zlib.crc32(_text(body).encode()):08x}" != crc:

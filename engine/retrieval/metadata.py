@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute
+import pyarrow.parquet
 
 Metadata: TypeAlias = "pa.Table | Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]"
 # What filters call the ids.
@@ -29,8 +31,8 @@ def as_table(metadata: Metadata, rows: int, known: pa.Schema) -> pa.Table:
     Columns that hold nothing but nulls and that the index does not know are left out.
 
     Raises:
-        ValueError: another number of rows, a column of another type or of several, one called "id", or two whose
-            names differ in case alone.
+        ValueError: another number of rows, a column of another type, of several or of one that Parquet has not, one
+            called "id", or two whose names differ in case alone.
         TypeError: what is no table, mapping of columns or list of rows.
     """
     if isinstance(metadata, pa.Table):
@@ -63,6 +65,8 @@ def as_table(metadata: Metadata, rows: int, known: pa.Schema) -> pa.Table:
             column = _cast(name, column, known.field(name).type)
         elif pa.types.is_null(column.type):
             continue
+        else:
+            _check_kept(name, column.type)
         columns[name] = column
     return pa.table(columns) if columns else _empty(rows)
 
@@ -120,9 +124,27 @@ def _built(columns: Mapping[str, Sequence[Any]]) -> pa.Table:
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Values in the place of numbers into a dictionary, whose numbers differ from table to table."""
+    """The same values in a type that is stored and that filters read.
+
+    Dictionaries, whose numbers differ from table to table, runs and views become values, float16 becomes float32.
+    """
+    if pa.types.is_run_end_encoded(column.type):
+        column = pa.chunked_array([pa.compute.run_end_decode(chunk) for chunk in column.chunks], column.type.value_type)
     kind = column.type
-    return column.cast(kind.value_type) if pa.types.is_dictionary(kind) else column
+    if pa.types.is_dictionary(kind):
+        return column.cast(kind.value_type)
+    plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary(), pa.float16(): pa.float32()}
+    return column.cast(plain[kind]) if kind in plain else column
+
+
+def _check_kept(name: str, kind: pa.DataType) -> None:
+    """Raise ValueError for a type that Parquet cannot hold: here, before anything is written."""
+    try:
+        pa.parquet.write_table(pa.table({name: pa.array([], kind)}), pa.BufferOutputStream())
+    except (pa.ArrowException, UnicodeEncodeError) as error:
+        raise ValueError(
+            f"Index: metadata column {name!r} must be of a type that Parquet holds, got {kind} ({error!s:.120})"
+        ) from error
 
 
 def _cast(name: str, column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:

@@ -161,7 +161,7 @@ class SegmentWriter:
             total = stream.sums.size // (dim * dtype.itemsize)
             sections[f"{kind}.codes"] = _entry(f"{kind}.codes", dtype, (total, dim), 0)
         table = self._table()
-        if table is not None:
+        if table is not None and table.num_columns:
             self._open("metadata.parquet").write_table(table)
         for stream in self._streams.values():
             stream.close()

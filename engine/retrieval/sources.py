@@ -166,7 +166,8 @@ class Shards(Source):
                         continue
                     yield name, _read(tar, image), {PATH: as_text(place), **self._described(tar, members, name, place)}
         except (OSError, tarfile.TarError, EOFError) as error:
-            self._fail(shard, str(path), f"the shard is damaged or cannot be read ({str(error) or repr(error)})")
+            first = str(error).partition("\n")[0] or repr(error)
+            self._fail(shard, str(path), f"the shard is damaged or cannot be read ({first})")
 
     def _described(
         self, tar: tarfile.TarFile, members: list[tuple[str, tarfile.TarInfo]], name: str, place: str
