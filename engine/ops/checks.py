@@ -25,6 +25,8 @@ def name_of(dtype: torch.dtype) -> str:
 def check_tensor(op: str, name: str, x: object) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{op}: {name} must be a torch.Tensor, got {type(x).__name__}")
+    if x.layout is not torch.strided or x.is_nested:
+        raise TypeError(f"{op}: {name} must be a dense tensor, got a {'nested' if x.is_nested else 'sparse'} one")
 
 
 def check_tokens(op: str, q: object, d: object, *, q_packed: bool = False, d_packed: bool = False) -> None:

@@ -65,16 +65,16 @@ def asked(queries: Queries, scorer: Scorer, recipe: Recipe, engine: Callable[[],
         return _of_texts(_own(queries, recipe), scorer)
     if isinstance(queries, ImageFeatures):
         return _of_images(_own(queries, recipe), scorer, recipe)
-    queries = _listed(queries)
-    if isinstance(queries, list):
-        if not queries:
+    listed = _listed(queries)
+    if isinstance(listed, list):
+        if not listed:
             raise ValueError("Index: there must be at least one query, got none")
-        texts = [isinstance(query, str) for query in queries]
+        texts = [isinstance(query, str) for query in listed]
         if any(texts) and not all(texts):
             raise TypeError("Index: queries must be all texts or all pictures, got both")
         if all(texts):
-            return _of_texts(engine().encode_texts(list(queries), scorer=scorer), scorer)
-    images = engine().encode_images(cast(ImageSource, queries), scorer=recipe.needs())
+            return _of_texts(engine().encode_texts(listed, scorer=scorer), scorer)
+    images = engine().encode_images(cast(ImageSource, listed), scorer=recipe.needs())
     return _of_images(images, scorer, recipe)
 
 
