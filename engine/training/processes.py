@@ -8,6 +8,7 @@ any other objective of one's own sees the items of its process alone.
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -141,5 +142,13 @@ def processes() -> Processes:
         raise ModuleNotFoundError(
             "train: several processes need accelerate, which is not installed; get it by `pip install 'peaksim[train]'`"
         ) from error
+    if not torch.distributed.is_initialized():
+        # Before the interpreter goes: threads of the group that outlive it end the process by an abort.
+        atexit.register(_leave)
     state = Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)])
     return Processes(state.process_index, state.num_processes, state.device)
+
+
+def _leave() -> None:
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
