@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import random
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,3 +98,9 @@ def exported_scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     local = TFLocal.build(load_encoder("scenes", device="cpu").spec, config, seed=1).save(place / "tflocal.safetensors")
     settings = ExportSettings(heads=("max_sim_head", "peakpatch", str(local)))
     return export_model("scenes", place / "scenes", settings)
+
+
+@pytest.fixture
+def exported_copy(exported_scenes: Path, tmp_path: Path) -> Path:
+    """A copy of `exported_scenes` that may be changed."""
+    return Path(shutil.copytree(exported_scenes, tmp_path / "copy"))

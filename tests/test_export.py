@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -39,12 +38,6 @@ def source() -> engine.Engine:
 @pytest.fixture(scope="module")
 def exported(exported_scenes: Path) -> engine.Engine:
     return engine.load(str(exported_scenes), device="cpu", segmenter="rules")
-
-
-@pytest.fixture
-def folder(exported_scenes: Path, tmp_path: Path) -> Path:
-    """A copy that may be changed."""
-    return Path(shutil.copytree(exported_scenes, tmp_path / "copy"))
 
 
 def pictures(count: int) -> list[np.ndarray]:
@@ -125,11 +118,12 @@ def test_windows_of_pictures_that_have_different_numbers_of_them(source, exporte
     torch.testing.assert_close(b.regions, a.regions, **CLOSE)
 
 
-def test_an_export_without_windows_says_so(folder, tmp_path):
-    (folder / "image_windows.onnx").unlink()
-    graphs = {name: graph for name, graph in read_manifest_as_is(folder).graphs.items() if name != "image_windows"}
-    rewrite(folder, graphs=graphs)
-    loaded = engine.load(str(folder), device="cpu")
+def test_an_export_without_windows_says_so(exported_copy, tmp_path):
+    (exported_copy / "image_windows.onnx").unlink()
+    held = read_manifest_as_is(exported_copy).graphs
+    graphs = {name: graph for name, graph in held.items() if name != "image_windows"}
+    rewrite(exported_copy, graphs=graphs)
+    loaded = engine.load(str(exported_copy), device="cpu")
     with pytest.raises(ValueError, match=r"mode='windows' .* needs a graph that was not exported"):
         loaded.encode_images(pictures(1), scorer=Needs(regions=RegionPlan(mode="windows")))
     with pytest.raises(ValueError, match=r"must give windows, got: .* was not exported.*; or .*SGI\(crops='native'\)"):
@@ -203,60 +197,60 @@ def read_manifest_as_is(folder: Path):
     return export_manifest._read(plain)
 
 
-def test_a_changed_or_missing_file_is_refused_by_name(folder):
-    (folder / "weights.bin").write_bytes(b"1")
+def test_a_changed_or_missing_file_is_refused_by_name(exported_copy):
+    (exported_copy / "weights.bin").write_bytes(b"1")
     with pytest.raises(ValueError, match=r"weights\.bin must be of \d+ bytes, got 1"):
-        engine.load(str(folder))
-    (folder / "weights.bin").unlink()
+        engine.load(str(exported_copy))
+    (exported_copy / "weights.bin").unlink()
     with pytest.raises(FileNotFoundError, match=r"weights\.bin is missing; the folder is one unit"):
-        engine.load(str(folder))
+        engine.load(str(exported_copy))
 
 
 @pytest.mark.parametrize("name", ["weights.bin", "image_global.onnx", "golden.safetensors", "tokenizer/words.json"])
-def test_one_changed_byte_is_refused(name, folder):
-    content = bytearray((folder / name).read_bytes())
+def test_one_changed_byte_is_refused(name, exported_copy):
+    content = bytearray((exported_copy / name).read_bytes())
     content[len(content) // 2] ^= 1
-    (folder / name).write_bytes(content)
+    (exported_copy / name).write_bytes(content)
     with pytest.raises(ValueError, match=f"{name} was changed since it was exported"):
-        engine.load(str(folder))
+        engine.load(str(exported_copy))
 
 
-def test_a_changed_manifest_is_refused(folder):
-    path = folder / MANIFEST_FILE
+def test_a_changed_manifest_is_refused(exported_copy):
+    path = exported_copy / MANIFEST_FILE
     path.write_text(path.read_text().replace('"hard_swish"', '"gelu"'))
     with pytest.raises(ValueError, match=r"manifest\.json was changed since it was written"):
-        engine.load(str(folder))
+        engine.load(str(exported_copy))
     path.write_text(path.read_text().replace('"format_version": 1', '"format_version": 9'))
     with pytest.raises(ValueError, match="kind 'peaksim export' and format 1, got 'peaksim export' of format 9"):
-        engine.load(str(folder))
+        engine.load(str(exported_copy))
 
 
-def test_outputs_far_from_the_golden_ones_are_refused_by_name(folder):
-    golden = load_file(folder / "golden.safetensors")
+def test_outputs_far_from_the_golden_ones_are_refused_by_name(exported_copy):
+    golden = load_file(exported_copy / "golden.safetensors")
     golden["text_all/out/hidden.4"] = golden["text_all/out/hidden.4"].roll(1, dims=-1)
-    save_file(golden, folder / "golden.safetensors")
-    rewrite(folder)
+    save_file(golden, exported_copy / "golden.safetensors")
+    rewrite(exported_copy)
     message = r"output 'hidden\.4' of text_all must have a cosine of at least 0\.9999 to the golden vectors on provider"
     with pytest.raises(ValueError, match=message):
-        engine.load(str(folder))
+        engine.load(str(exported_copy))
     del golden["text_all/out/hidden.4"]
-    save_file(golden, folder / "golden.safetensors")
-    rewrite(folder)
+    save_file(golden, exported_copy / "golden.safetensors")
+    rewrite(exported_copy)
     with pytest.raises(ValueError, match=r"golden file lacks 'text_all/out/hidden\.4'"):
-        engine.load(str(folder))
+        engine.load(str(exported_copy))
 
 
-def test_other_pixels_and_other_tokens_are_refused(folder):
-    facts = read_manifest_as_is(folder)
-    rewrite(folder, pixels={**facts.pixels, "mode": "crop"})
+def test_other_pixels_and_other_tokens_are_refused(exported_copy):
+    facts = read_manifest_as_is(exported_copy)
+    rewrite(exported_copy, pixels={**facts.pixels, "mode": "crop"})
     with pytest.raises(ValueError, match=r"golden picture picture\.0 must become the pixels it became"):
-        engine.load(str(folder))
-    rewrite(folder, pixels=facts.pixels)
-    words = json.loads((folder / "tokenizer" / "words.json").read_text())["words"]
-    (folder / "tokenizer" / "words.json").write_text(json.dumps({"words": words[::-1]}))
-    rewrite(folder)
+        engine.load(str(exported_copy))
+    rewrite(exported_copy, pixels=facts.pixels)
+    words = json.loads((exported_copy / "tokenizer" / "words.json").read_text())["words"]
+    (exported_copy / "tokenizer" / "words.json").write_text(json.dumps({"words": words[::-1]}))
+    rewrite(exported_copy)
     with pytest.raises(ValueError, match="gives other tokens here than where it was exported"):
-        engine.load(str(folder))
+        engine.load(str(exported_copy))
 
 
 def test_numbers_that_are_not_finite_are_refused(exported):

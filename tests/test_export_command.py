@@ -8,17 +8,10 @@ import shlex
 import shutil
 from pathlib import Path
 
-import pytest
 from PIL import Image
 
 from engine.cli import main
 from engine.scenes.items import controlled_items
-
-
-@pytest.fixture
-def folder(exported_scenes: Path, tmp_path: Path) -> Path:
-    """A copy that may be changed."""
-    return Path(shutil.copytree(exported_scenes, tmp_path / "copy"))
 
 
 def save_picture(path: Path) -> None:
@@ -39,15 +32,15 @@ def test_the_command_checks_a_folder_and_scores_with_it(exported_scenes, tmp_pat
     assert json.loads(capsys.readouterr().out)["model"] == str(exported_scenes)
 
 
-def test_the_command_says_what_is_wrong(folder, tmp_path, capsys):
+def test_the_command_says_what_is_wrong(exported_copy, tmp_path, capsys):
     assert main(["export", "scenes"]) == 2
     assert "peaksim export MODEL OUT" in capsys.readouterr().err
-    (folder / "image_all.onnx").unlink()
-    assert main(["export", "--check", str(folder)]) == 1
+    (exported_copy / "image_all.onnx").unlink()
+    assert main(["export", "--check", str(exported_copy)]) == 1
     assert "image_all.onnx is missing" in capsys.readouterr().err
     assert main(["export", "--check", str(tmp_path / "nowhere")]) == 1
     assert "`peaksim export` writes it" in capsys.readouterr().err
-    assert main(["export", "--check", str(folder), "--max-batch", "7"]) == 2
+    assert main(["export", "--check", str(exported_copy), "--max-batch", "7"]) == 2
     assert "--max-batch is for a folder to be written (peaksim export MODEL OUT), got it for" in capsys.readouterr().err
 
 

@@ -27,12 +27,6 @@ from engine.retrieval.index import Index
 TEXTS = ["a large red ring", "a small blue square"]
 
 
-@pytest.fixture
-def folder(exported_scenes: Path, tmp_path: Path) -> Path:
-    """A copy that may be changed."""
-    return Path(shutil.copytree(exported_scenes, tmp_path / "copy"))
-
-
 def pictures() -> list[np.ndarray]:
     return list(np.random.default_rng(0).integers(0, 256, (2, 60, 90, 3), dtype=np.uint8))
 
@@ -61,19 +55,19 @@ def test_a_folder_that_is_there_is_filled(exported_scenes, tmp_path, monkeypatch
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fresh", "here", "link", "real"]
 
 
-def test_a_folder_without_a_manifest_of_ours_is_named(folder):
+def test_a_folder_without_a_manifest_of_ours_is_named(exported_copy):
     message = r"copy must hold the manifest\.json that `peaksim export` writes, got a folder where it is missing or dam"
     for spoil in (lambda path: path.write_text("[]"), Path.unlink):
-        spoil(folder / MANIFEST_FILE)
-        for name in (str(folder), f"{folder}?provider=cpu"):
+        spoil(exported_copy / MANIFEST_FILE)
+        for name in (str(exported_copy), f"{exported_copy}?provider=cpu"):
             with pytest.raises(ValueError, match=message):
                 engine.load(name)
     with pytest.raises(ValueError, match=r"name must be 'scenes', .* got '/nowhere\?provider=cpu'"):
         engine.load("/nowhere?provider=cpu")
 
 
-def test_a_relative_folder_serves_from_anywhere(folder, tmp_path, monkeypatch, exported_scenes):
-    monkeypatch.chdir(folder.parent)
+def test_a_relative_folder_serves_from_anywhere(exported_copy, tmp_path, monkeypatch, exported_scenes):
+    monkeypatch.chdir(exported_copy.parent)
     loaded = engine.load("copy", device="cpu", segmenter="rules")
     monkeypatch.chdir("/")
     assert loaded.spec.name == "copy"
@@ -83,21 +77,21 @@ def test_a_relative_folder_serves_from_anywhere(folder, tmp_path, monkeypatch, e
         assert torch.equal(loaded.score(*given, scorer=scorer), absolute.score(*given, scorer=scorer))
 
 
-def test_a_folder_that_changed_since_it_was_loaded_is_not_read_on(folder):
-    loaded = engine.load(str(folder), device="cpu", segmenter="rules")
-    content = (folder / "weights.bin").read_bytes()
-    (folder / "weights.bin").write_bytes(content[:-4] + b"1234")
+def test_a_folder_that_changed_since_it_was_loaded_is_not_read_on(exported_copy):
+    loaded = engine.load(str(exported_copy), device="cpu", segmenter="rules")
+    content = (exported_copy / "weights.bin").read_bytes()
+    (exported_copy / "weights.bin").write_bytes(content[:-4] + b"1234")
     message = r"weights\.bin must stay as it was when the model was loaded, got one that was changed, moved or removed"
     for scorer in ("max_sim", "peakpatch"):
         with pytest.raises(ValueError, match=message):
             loaded.score(pictures(), TEXTS, scorer=scorer)
-    shutil.rmtree(folder)
+    shutil.rmtree(exported_copy)
     with pytest.raises(ValueError, match="must stay as it was when the model was loaded"):
         loaded.score(pictures(), TEXTS, scorer="max_sim")
 
 
-def test_a_folder_called_as_a_model_is_shown_by_its_path(folder, tmp_path, monkeypatch, capsys):
-    folder.rename(tmp_path / "scenes")
+def test_a_folder_called_as_a_model_is_shown_by_its_path(exported_copy, tmp_path, monkeypatch, capsys):
+    exported_copy.rename(tmp_path / "scenes")
     monkeypatch.chdir(tmp_path)
     assert main(["export", "--check", "scenes"]) == 0
     assert f"use it as --model {tmp_path / 'scenes'}\n" in capsys.readouterr().out
