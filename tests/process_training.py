@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -64,7 +66,22 @@ def train(folder: Path, case: dict[str, str]) -> Path:
     return train_head(head, data, config, objective=own_objective if case["objective"] == "own" else None)
 
 
+def threads() -> list[str]:
+    """Of this process, by name; none where the system does not tell."""
+    return sorted(path.read_text().strip() for path in Path("/proc").glob(f"{os.getpid()}/task/*/comm"))
+
+
+def check_alone() -> None:
+    """End the process with an error where threads of a process group outlive it: now and then they abort it."""
+    left = [name for name in threads() if "gloo" in name or "tcpstore" in name]
+    if left:
+        print(f"threads that are left: {left}", file=sys.stderr, flush=True)
+        os._exit(3)
+
+
 if __name__ == "__main__":
+    # Registered before the engine's own, so called after it.
+    atexit.register(check_alone)
     # Of third parties, in a process that has no tests' settings.
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)

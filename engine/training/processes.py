@@ -9,6 +9,7 @@ any other objective of one's own sees the items of its process alone.
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -143,7 +144,9 @@ def processes() -> Processes:
             "train: several processes need accelerate, which is not installed; get it by `pip install 'peaksim[train]'`"
         ) from error
     if not torch.distributed.is_initialized():
-        # Before the interpreter goes: threads of the group that outlive it end the process by an abort.
+        # Before the interpreter goes: threads of the group that outlive it may end the process by an abort. Some
+        # functions of this module take the group that there is on import as a default, and would hold it for ever.
+        importlib.import_module("torch.distributed.nn.functional")
         atexit.register(_leave)
     state = Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)])
     return Processes(state.process_index, state.num_processes, state.device)
