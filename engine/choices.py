@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
@@ -36,6 +37,18 @@ def check_flag(who: str, option: str, value: object) -> None:
     """Raise TypeError unless `value` is True or False: the word "no" would count as yes."""
     if not isinstance(value, bool):
         raise TypeError(f"{who}: {option} must be True or False, got {value!r}")
+
+
+def check_numbers(settings: object, *, above_zero: Sequence[str] = (), at_least_zero: Sequence[str] = ()) -> None:
+    """Raise ValueError, naming it, for an attribute of `settings` that is not finite or below its bound."""
+    who = type(settings).__name__
+    # Comparisons are written so that NaN fails them.
+    for name in above_zero:
+        if not 0 < getattr(settings, name) < math.inf:
+            raise ValueError(f"{who}: {name} must be finite and above 0, got {getattr(settings, name)}")
+    for name in at_least_zero:
+        if not 0 <= getattr(settings, name) < math.inf:
+            raise ValueError(f"{who}: {name} must be finite, at least 0, got {getattr(settings, name)}")
 
 
 def check_fill(who: str, value: object, names: Sequence[str]) -> None:

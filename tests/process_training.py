@@ -17,8 +17,9 @@ from engine.heads.registry import HEADS
 from engine.store import FeatureStore
 from engine.training.finetune import finetune as finetune_scenes
 from engine.training.head_data import HeadData, ScenesQuads
-from engine.training.heads import HeadTrainConfig, train_head
-from engine.training.losses import quad_loss
+from engine.training.heads import BatchLoss, HeadTrainConfig, train_head
+from engine.training.losses import quad_loss, quad_rows
+from engine.training.negatives import NegativesObjective
 from tests.head_cases import FACTS
 
 
@@ -26,9 +27,7 @@ def own_objective(head: Head, images: ImageFeatures, texts: TextFeatures) -> tor
     """A mean over items, whose mean over processes is that of all."""
     size = len(images) // 2
     pair = torch.arange(size)
-    rows = torch.stack([pair, pair, pair + size, pair + size], dim=1).flatten()
-    columns = torch.stack([pair, pair + size] * 2, dim=1).flatten()
-    return quad_loss(head.chosen(images, texts, rows, columns).view(size, 2, 2))
+    return quad_loss(head.chosen(images, texts, *quad_rows(pair, pair + size)).view(size, 2, 2))
 
 
 def finetune(folder: Path, case: dict[str, str]) -> Path:
@@ -63,7 +62,12 @@ def train(folder: Path, case: dict[str, str]) -> Path:
         batch_weight=0.5 if case["loss"] == "quads" else 0.0,
     )
     head = HEADS[case["head"]].build(FACTS, seed=1)
-    return train_head(head, data, config, objective=own_objective if case["objective"] == "own" else None)
+    objectives = {
+        "config": None,
+        "own": own_objective,
+        "negatives": BatchLoss(NegativesObjective("quads", group=2, batch_weight=0.5), whole_batch=True),
+    }
+    return train_head(head, data, config, objective=objectives[case["objective"]])
 
 
 def threads() -> list[str]:

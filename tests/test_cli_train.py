@@ -109,6 +109,13 @@ def test_help_shows_every_option(capsys, kind):
     assert "noqa" not in shown
 
 
+@pytest.mark.parametrize("call", [("train", "linear"), ("diagnose", "peak"), ("train",)])
+def test_a_wrong_option_is_answered_with_the_whole_command(capsys, call):
+    assert main([*call, "--no-such-option"]) == 2
+    # In a frame, whose lines are as wide as the terminal.
+    assert " ".join(("peaksim", *call, "--help")) in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.parametrize(
     "kind",
     [

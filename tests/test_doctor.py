@@ -75,6 +75,8 @@ def test_an_extension_that_does_not_load_is_reported(monkeypatch):
     ("absent", "what", "remedy"),
     [
         (("faiss-cpu", "faiss-gpu"), "faiss-cpu or faiss-gpu", "peaksim["),
+        (("pyarrow",), "pyarrow", "pyarrow"),
+        (("duckdb",), "duckdb", "duckdb"),
         (("onnxruntime", "onnxruntime-gpu"), "onnxruntime or onnxruntime-gpu", "peaksim["),
         (("spacy",), "spaCy and its English model", "spacy"),
         (

@@ -153,6 +153,11 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path, monkeypatch, number):
         Index.create(tmp_path / "y", model=engine(), vectors=())
 
 
+def test_a_name_that_no_folder_can_have_is_said():
+    with pytest.raises(ValueError, match=r"^Index: the folder's name must hold no null character, got 'a\\x00b'$"):
+        Index.create("a\0b", model=engine(), vectors=())
+
+
 def test_an_encoder_that_cannot_give_the_vectors_is_refused_at_once(tmp_path):
     held = engine()
     with pytest.raises(ValueError, match=r"must give windows, got: .*mode='windows' needs .*SGI\(crops='native'\)"):

@@ -179,7 +179,7 @@ def test_a_stopped_run_goes_on_to_the_same_weights(engine, rows, tmp_path):
         train_peak_patch(new_head(engine), data, config, pretraining=first, report=stop)
     again = load_head(train_peak_patch(new_head(engine), data, config, pretraining=first))
     assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in whole.state_dict().items())
-    with pytest.raises(ValueError, match="was begun with another objective or other rows"):
+    with pytest.raises(ValueError, match="was written with other settings"):
         train_peak_patch(new_head(engine), data, config, pretraining=first, objective=SCENES)
     with pytest.raises(ValueError, match="pretraining needs a folder of its own"):
         train_peak_patch(new_head(engine), data, config, pretraining=config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +17,14 @@ from engine.encoders.scenes import load_scenes
 from engine.engine import Engine
 from engine.features import ImageFeatures, TextFeatures
 from engine.heads.base import Head, read_head
+from engine.heads.linear import LinearAlignmentConfig
+from engine.heads.max_sim_head import MaxSimHeadConfig
 from engine.heads.registry import HEADS, load_head
 from engine.scenes.items import controlled_items
 from engine.scenes.world import is_held_out, is_training_scene
 from engine.store import FeatureStore, Manifest
 from engine.training.head_data import CATEGORIES, HeadData, ScenesQuads, epochs, scenes_data
-from engine.training.heads import WANTED, HeadRun, HeadTrainConfig, train_head
+from engine.training.heads import WANTED, BatchLoss, HeadRun, HeadTrainConfig, train_head
 from engine.training.losses import contrastive_loss
 from tests.head_cases import FACTS, make_images, make_texts
 
@@ -199,14 +202,40 @@ def test_what_does_not_fit_is_refused(tmp_path, data):
     assert (tmp_path / "run" / "checkpoint.pt").read_bytes() == before
     with pytest.raises(ValueError, match="train: loss 'quads' needs 2 images and 2 texts an item, got 1 and 2"):
         train_head(head_of(), stored(tmp_path / "captions", 1, 2), config(tmp_path / "other"))
+    other = replace(data.texts.manifest, source="others")
+    texts = FeatureStore.create(tmp_path / "others", other)
+    texts.fill(lambda start, stop: data.texts[torch.arange(start, stop)])
+    quads = config(tmp_path / "run").objective
+    for changed in ({"objective": BatchLoss(quads, {"weight": 2.0})}, {"data": replace(data, texts=texts)}):
+        with pytest.raises(ValueError, match="was written with other settings"):
+            train_head(head_of(), **{"data": data, "config": config(tmp_path / "run"), **changed})
     with pytest.raises(ValueError, match=r"loss must be one of 'auto', 'quads', 'batch', .*'pairs', got 'x'"):
         config(tmp_path, loss="x")
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         config(tmp_path, batch_size=0)
-    with pytest.raises(ValueError, match=r"batch_weight adds to the loss of quads .* got 1.0 with 'batch'"):
+    with pytest.raises(ValueError, match="batch_weight adds .* must be 0 with another one, got 1.0 with 'batch'"):
         config(tmp_path, batch_weight=1.0, loss="batch")
+    for name in ("learning_rate", "clip_norm"):
+        for value in (0.0, -1.0, math.nan, math.inf):
+            with pytest.raises(ValueError, match=f"HeadTrainConfig: {name} must be finite and above 0, got {value}"):
+                config(tmp_path, **{name: value})
+    for name in ("weight_decay", "batch_weight"):
+        with pytest.raises(ValueError, match=f"HeadTrainConfig: {name} must be finite, at least 0, got -0.1"):
+            config(tmp_path, **{name: -0.1})
+    for kind in (MaxSimHeadConfig, LinearAlignmentConfig):
+        with pytest.raises(ValueError, match=f"{kind.__name__}: initial_scale must be finite and above 0, got 0"):
+            kind(initial_scale=0.0)
     with pytest.raises(ValueError, match="a batch of 13 needs as many items, got 12"):
         train_head(head_of(), data, config(tmp_path / "large", batch_size=13))
+
+
+def test_a_run_that_begins_again_writes_its_own_settings(tmp_path, data):
+    train_head(head_of(), data, config(tmp_path, steps=4))
+    (tmp_path / "checkpoint.pt").unlink()
+    train_head(head_of(), data, config(tmp_path, steps=6))
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert json.loads(lines[0]["settings"])["steps"] == 6
+    assert [line["step"] for line in lines].count(0) == 1 and lines[-1]["step"] == 6
 
 
 def test_damaged_files_of_a_run_are_named(tmp_path, data):

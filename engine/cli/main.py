@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import make_dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Union
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Union, get_args
 
 import tyro
 
@@ -83,13 +83,18 @@ def _parse(
     """The command these arguments describe, as an object of its dataclass."""
     name = arguments[0]
     if name in commands:
-        module, kind, description = commands[name]
+        module, kind, words = commands[name]
         if not module:
-            return _parse(arguments[1:] or ["--help"], GROUPS[name], f"{prog} {name}", description)
+            return _parse(arguments[1:] or ["--help"], GROUPS[name], f"{prog} {name}", words)
         wanted = getattr(importlib.import_module(f"engine.cli.{module}"), kind)
-        command: Shared = tyro.cli(
-            wanted, prog=f"{prog} {name}", description=description, args=arguments[1:], config=CONFIG
-        )
+        prog, rest = f"{prog} {name}", arguments[1:]
+        # None: the words of the class.
+        description: str | None = words
+        # A command of several: read by its own parser, whose messages name it whole.
+        for member in get_args(wanted):
+            if rest and member.__metadata__[0].name == rest[0]:
+                wanted, prog, description, rest = get_args(member)[0], f"{prog} {rest[0]}", None, rest[1:]
+        command: Shared = tyro.cli(wanted, prog=prog, description=description, args=rest, config=CONFIG)
         return command
     # No command: this prints the overview or says what is wrong, and leaves.
     stand_ins = tuple(

@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from engine.choices import check_numbers
 from engine.features import ImageFeatures, Needs, TextFeatures
 from engine.heads.base import EncoderFacts, Head, HeadConfig
 from engine.heads.inputs import unit
@@ -26,6 +27,9 @@ class LinearAlignmentConfig(HeadConfig):
     """Width of the encoder's embeddings; 0 takes its own."""
     initial_scale: float = 1.0
     """Scale of the contrastive logits at the start; learned. The paper starts at 1."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, above_zero=("initial_scale",))
 
     def fitted(self, encoder: EncoderFacts) -> LinearAlignmentConfig:
         return replace(self, embed_dim=self.embed_dim or encoder.embed_dim)

@@ -15,6 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from engine.choices import check_numbers
 from engine.features import ImageFeatures, Needs, TextFeatures
 from engine.heads.base import EncoderFacts, Head, HeadConfig
 from engine.heads.inputs import chosen_layers, grid_of, kept_tokens, patch_states, shortened, token_states, unit
@@ -58,6 +59,7 @@ class MaxSimHeadConfig(HeadConfig):
                 "MaxSimHeadConfig: temperatures must be above 0 and fall, got "
                 f"{self.temperature} to {self.final_temperature}"
             )
+        check_numbers(self, above_zero=("initial_scale",))
         if self.reach < 0:
             raise ValueError(f"MaxSimHeadConfig: reach must be at least 0, got {self.reach}")
         if self.heads < 1 or self.width % self.heads:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ from engine.scorers.learned import HeadScorer
 from engine.scorers.registry import get_scorer
 from engine.training.finetune import PixelQuads, WholeEncoder
 from engine.training.head_data import CATEGORIES, HeadData, ScenesQuads, scenes_data
-from engine.training.heads import Batches, HeadTrainConfig, Precision, train_head
+from engine.training.heads import Batches, BatchLoss, HeadTrainConfig, Precision, train_head
 from engine.training.negatives import NEGATIVES, Negatives, NegativesObjective
 
 STEPS, BATCH = (750, 750), 32
@@ -141,7 +141,8 @@ class Comparison:
                 self.run.progress(f"{name}: {line}", 0, 1)
 
             whole = isinstance(trained, WholeEncoder)
-            train_head(trained, data, config, objective=objective.of_encoder if whole else objective, report=report)
+            loss = BatchLoss(objective.of_encoder if whole else objective, facts=asdict(objective), whole_batch=True)
+            train_head(trained, data, config, objective=loss, report=report)
             entries = read_lines(config.output / "log.jsonl")[1:]  # the settings come first
             seconds += entries[-1]["seconds"]
             log += [{"part": number + 1} | line for line in entries]

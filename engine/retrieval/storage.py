@@ -79,8 +79,11 @@ class Storage:
         Raises:
             FileExistsError: the folder holds one already, or other files, or is a file.
             OSError: it cannot be made or written.
+            ValueError: no folder can have this name.
         """
         path = Path(folder)
+        if "\0" in str(path):
+            raise ValueError(f"Index: the folder's name must hold no null character, got {str(path)!r}")
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -21,7 +21,7 @@ from engine.encoders.scenes import ScenesEncoder, WordTokenizer, load_scenes, pi
 from engine.encoders.scenes_model import ScenesModel
 from engine.heads.base import Trainable
 from engine.scenes.items import ControlledItem
-from engine.training.heads import WANTED, Evaluate, HeadTrainConfig, Report, train_head
+from engine.training.heads import WANTED, BatchLoss, Evaluate, HeadTrainConfig, Report, train_head
 from engine.training.losses import contrastive_loss, quad_loss
 
 
@@ -148,8 +148,7 @@ def finetune(
         WholeEncoder(encoder),
         data,
         config,
-        objective=objective(config),
-        whole_batch=True,
+        objective=BatchLoss(objective(config), whole_batch=True),
         evaluate=evaluate,
         report=report,
     )

@@ -27,7 +27,7 @@ from engine.images import ImageError, ImageSource, decode
 from engine.scenes.items import ControlledItem, picture_of
 from engine.training.captioned_data import drawn_captions, shape_of, source_of
 from engine.training.finetune import Captions, WholeEncoder, objective
-from engine.training.heads import Evaluate, HeadTrainConfig, Report, train_head
+from engine.training.heads import BatchLoss, Evaluate, HeadTrainConfig, Report, train_head
 from engine.training.held_out import AMONG, Scored, apart, shares
 
 # Logit scales are kept below this, as in Radford et al. 2021 (CLIP).
@@ -206,8 +206,7 @@ def finetune_model(
         whole.to(encoder.device),
         PixelItems(data, encoder),
         config,
-        objective=objective(config, images_per_item=images),
-        whole_batch=True,
+        objective=BatchLoss(objective(config, images_per_item=images), whole_batch=True),
         evaluate=evaluate,
         report=report,
     )

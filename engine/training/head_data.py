@@ -62,8 +62,9 @@ class HeadData:
 
     @property
     def source(self) -> str:
-        """What a run of this data must find again to go on; empty where its settings and store say it."""
-        return ""
+        """What the items are: a run goes on with the same ones alone."""
+        stores = json.dumps([self.images.manifest.source, self.texts.manifest.source])
+        return hashlib.sha256(stores.encode()).hexdigest()[:16]
 
     def batch(self, items: Tensor) -> tuple[ImageFeatures, TextFeatures]:
         """Features of these items: first the B images and texts of the pairs, then the B hard negatives of each."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from engine.atomic_files import written_whole
-from engine.choices import check_choice
+from engine.choices import check_choice, check_numbers
 from engine.features import ImageFeatures, TextFeatures
 from engine.heads.base import Head, Trainable
 from engine.training.head_data import HeadData, epochs
 from engine.training.logs import DAMAGE, Log, damaged
-from engine.training.losses import contrastive_loss, quad_loss
+from engine.training.losses import contrastive_loss, quad_loss, quad_rows
 from engine.training.processes import ALONE, Processes, SharedHead, processes
 
 # Called with the head, or whatever is trained, in evaluation mode.
@@ -99,9 +99,10 @@ class HeadTrainConfig:
         for name, lowest in (least | {"log_every": 1, "threads": 0}).items():
             if getattr(self, name) < lowest:
                 raise ValueError(f"HeadTrainConfig: {name} must be at least {lowest}, got {getattr(self, name)}")
-        if self.batch_weight < 0 or (self.batch_weight and self.loss not in ("auto", "quads")):
+        check_numbers(self, above_zero=("learning_rate", "clip_norm"), at_least_zero=("weight_decay", "batch_weight"))
+        if self.batch_weight and self.loss not in ("auto", "quads"):
             raise ValueError(
-                "HeadTrainConfig: batch_weight adds to the loss of quads and must not be negative, got "
+                "HeadTrainConfig: batch_weight adds to the loss of quads, and must be 0 with another one, got "
                 f"{self.batch_weight} with {self.loss!r}"
             )
 
@@ -122,6 +123,11 @@ class HeadTrainConfig:
             )
         return self
 
+    def deciding(self) -> dict[str, Any]:
+        """The settings that decide the weights."""
+        free = ("output", "threads", "checkpoint_every", "evaluate_every", "log_every", "tensorboard")
+        return {name: value for name, value in asdict(self).items() if name not in free}
+
     def objective(self, head: Head, images: ImageFeatures, texts: TextFeatures) -> Tensor:
         """The loss of one batch as `HeadData.batch` orders it: pairs first, then hard negatives."""
         size = self.batch_size
@@ -130,15 +136,28 @@ class HeadTrainConfig:
             rows, columns = (torch.arange(each * size) for each in WANTED[self.loss])
             return contrastive_loss(scale * head.matrix(images[rows], texts[columns]))
         pair = torch.arange(size)
-        # Image i, i, n, n with text i, n, i, n, where n is the hard negative of i.
-        image_rows = torch.stack([pair, pair, pair + size, pair + size], dim=1).flatten()
-        text_rows = torch.stack([pair, pair + size, pair, pair + size], dim=1).flatten()
-        scores = head.chosen(images, texts, image_rows, text_rows).view(size, 2, 2)
+        scores = head.chosen(images, texts, *quad_rows(pair, pair + size)).view(size, 2, 2)
         loss = quad_loss(scale * scores)
         if self.batch_weight:
             in_batch = head.matrix(images[pair], texts[pair])
             loss = loss + self.batch_weight * contrastive_loss(scale * in_batch)
         return loss
+
+
+@dataclass(frozen=True)
+class BatchLoss:
+    """A loss of a batch in place of that of `HeadTrainConfig.loss`.
+
+    Attributes:
+        objective: computes it.
+        facts: plain values that say what it is: a run goes on with equal ones alone.
+        whole_batch: it sees what is trained through `matrix`, `chosen`, `scale` or a call alone. Of several processes
+            it then gets the scores of the whole batch, as `config.loss` does; else each its own items.
+    """
+
+    objective: Objective
+    facts: Mapping[str, object] = field(default_factory=dict)
+    whole_batch: bool = False
 
 
 class HeadRun:
@@ -148,21 +167,24 @@ class HeadRun:
         self,
         head: Trainable,
         config: HeadTrainConfig,
-        objective: Objective | None = None,
+        objective: Objective | BatchLoss | None = None,
         *,
         source: str = "",
         processes: Processes = ALONE,
-        whole_batch: bool = False,
     ) -> None:
         self.head = head
         self.config = config
         self.source = source
         self.processes = processes
-        self.objective: Objective = objective or config.objective
+        if objective is None:
+            loss = BatchLoss(config.objective, whole_batch=True)
+        else:
+            loss = objective if isinstance(objective, BatchLoss) else BatchLoss(objective)
+        self.loss = loss
         # Of several processes each scores its part of a batch; another objective has its items to itself.
         self.scored: Any = head
         self.part = slice(None)
-        if processes.count > 1 and (objective is None or whole_batch):
+        if processes.count > 1 and loss.whole_batch:
             self.scored = SharedHead(head, processes)
         elif processes.count > 1:
             own = processes.share(config.batch_size)
@@ -198,7 +220,7 @@ class HeadRun:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(config.seed * 1_000_003 + self.step + self.processes.rank * 15_485_863)
             with narrow:
-                loss = self.objective(self.scored, images.to(device), texts.to(device))
+                loss = self.loss.objective(self.scored, images.to(device), texts.to(device))
             self.optimizer.zero_grad()
             loss.backward()
         self.processes.average_gradients(self.head)
@@ -250,12 +272,10 @@ class HeadRun:
 
     def _settings(self) -> str:
         """What must be equal for a checkpoint to be continued."""
-        settings = asdict(self.config)
-        for free in ("output", "threads", "checkpoint_every", "evaluate_every", "log_every", "tensorboard"):
-            settings.pop(free)
         held = {"head": self.head.name, "fingerprint": self.head.fingerprint, "config": asdict(self.head.config)}
         held |= {"data": self.source} if self.source else {}
-        return json.dumps(settings | held, sort_keys=True)
+        held |= {"objective": self.loss.facts} if self.loss.facts else {}
+        return json.dumps(self.config.deciding() | held, sort_keys=True)
 
 
 def train_head(
@@ -263,8 +283,7 @@ def train_head(
     data: Batches,
     config: HeadTrainConfig,
     *,
-    objective: Objective | None = None,
-    whole_batch: bool = False,
+    objective: Objective | BatchLoss | None = None,
     evaluate: Evaluate | None = None,
     report: Report | None = None,
 ) -> Path:
@@ -277,9 +296,7 @@ def train_head(
     Args:
         head: as `Head.build` made it; it is trained where it is.
         data: stored features of the encoder the head was built for.
-        objective: loss of a batch in place of that of `config.loss`.
-        whole_batch: the objective sees what is trained through `matrix`, `chosen`, `scale` or a call alone. Of several
-            processes it then gets the scores of the whole batch, as `config.loss` does; else each its own items.
+        objective: loss of a batch in place of that of `config.loss`; of one that has settings, a `BatchLoss`.
         evaluate: gets the head in evaluation mode and returns named figures.
         report: gets one line of progress.
 
@@ -291,7 +308,7 @@ def train_head(
     threads = torch.get_num_threads()
     torch.set_num_threads(config.threads or threads)
     try:
-        run = HeadRun(head, config, objective, source=data.source, processes=processes(), whole_batch=whole_batch)
+        run = HeadRun(head, config, objective, source=data.source, processes=processes())
         return _train(run, data, evaluate, report)
     finally:
         torch.set_num_threads(threads)

@@ -13,6 +13,7 @@ from engine.datasets.base import spread
 from engine.heads.base import Head
 from engine.metrics import group_scores
 from engine.training.captioned_data import CaptionedData
+from engine.training.losses import quad_rows
 
 # Pictures among which a caption has to find its own; a head that scores every pair can do no more.
 AMONG = 32
@@ -89,7 +90,5 @@ class HeldOutFigures:
             if self.data.texts_per_item == 2:
                 negatives = head.pairs(images[pair], texts[hard])
             if self.data.images_per_item == self.data.texts_per_item == 2:
-                rows = torch.stack([pair, pair, hard, hard], dim=1).flatten()
-                columns = torch.stack([pair, hard, pair, hard], dim=1).flatten()
-                quads = head.chosen(images, texts, rows, columns).view(-1, 2, 2)
+                quads = head.chosen(images, texts, *quad_rows(pair, hard)).view(-1, 2, 2)
             yield Scored(head.matrix(images[pair], texts[pair]), negatives, quads)

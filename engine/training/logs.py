@@ -71,6 +71,8 @@ def _curves(folder: Path, step: int) -> Any:
 def cut_log(who: str, path: Path, step: int) -> None:
     """Drop what was logged after the checkpoint, and a line torn by a crash: those steps will be run again.
 
+    At step 0 that is all of it, since the settings in its first line are those of another run.
+
     Raises:
         ValueError: a whole line of the log that cannot be read.
     """
@@ -78,7 +80,7 @@ def cut_log(who: str, path: Path, step: int) -> None:
         return
     try:
         whole = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-        kept = [line for line in whole if json.loads(line)["step"] <= step]
+        kept = [line for line in whole if json.loads(line)["step"] <= step and step > 0]
     except DAMAGE as error:
         raise damaged(who, path, error) from error
     with written_whole(path) as unfinished:

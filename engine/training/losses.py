@@ -31,6 +31,19 @@ def contrastive_loss(logits: Tensor) -> Tensor:
     return (by_image + by_text) / 2
 
 
+def quad_rows(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Images `(4 n,)` and texts `(4 n,)` of the four pairs of each quad, in the order of `quad_loss`.
+
+    Arguments: rows `(n,)` of the first image and text of each quad, and of the second ones.
+
+    >>> quad_rows(torch.tensor([0]), torch.tensor([1]))
+    (tensor([0, 0, 1, 1]), tensor([0, 1, 0, 1]))
+    """
+    images = torch.stack([first, first, second, second], dim=1)
+    texts = torch.stack([first, second, first, second], dim=1)
+    return images.flatten(), texts.flatten()
+
+
 def quad_loss(logits: Tensor) -> Tensor:
     """Cross-entropy of both choices within each 2 × 2 quad: which of two texts, and which of two images.
 

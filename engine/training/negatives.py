@@ -23,7 +23,7 @@ from engine.choices import check_choice
 from engine.features import ImageFeatures, TextFeatures
 from engine.heads.base import Head
 from engine.training.finetune import Captions, WholeEncoder
-from engine.training.losses import quad_loss
+from engine.training.losses import quad_loss, quad_rows
 
 Negatives = Literal["in_batch", "captions", "quads"]
 NEGATIVES: tuple[Negatives, ...] = get_args(Negatives)
@@ -83,10 +83,10 @@ class NegativesObjective:
             images.append(pair.repeat_interleave(self.group))
             texts.append((first[:, None] + torch.arange(self.group)).flatten())
         if self.negatives != "in_batch":
-            hard = pair + size
-            both = self.negatives == "quads"
-            images.append(torch.stack([pair, pair, hard, hard] if both else [pair, pair], dim=1).flatten())
-            texts.append(torch.stack([pair, hard, pair, hard] if both else [pair, hard], dim=1).flatten())
+            own, other = (rows.view(size, 2, 2) for rows in quad_rows(pair, pair + size))
+            choices = 2 if self.negatives == "quads" else 1
+            images.append(own[:, :choices].flatten())
+            texts.append(other[:, :choices].flatten())
         return torch.cat(images), torch.cat(texts)
 
     def loss(self, logits: Tensor, size: int) -> Tensor:

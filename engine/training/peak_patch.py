@@ -7,7 +7,6 @@ from false ones and ask for right answers of every kind (see `engine.training.ne
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,11 +25,10 @@ from engine.heads.peak_patch import Captions, PeakPatch, PeakPatchConfig
 from engine.store import FeatureStore, Manifest
 from engine.training.encoded_pictures import encoded_pictures, unread_rows
 from engine.training.head_data import SHARD_ROWS, HeadData, Told
-from engine.training.heads import Evaluate, HeadTrainConfig, Report, train_head
+from engine.training.heads import BatchLoss, Evaluate, HeadTrainConfig, Report, train_head
 from engine.training.losses import contrastive_loss
 from engine.training.negation_data import OPTIONS, ROLES, TEXTS, NegationRow
 from engine.training.peak_patch_losses import choice_loss, keep_loss, regression_loss
-from engine.training.processes import processes
 
 
 @dataclass(frozen=True)
@@ -197,29 +195,18 @@ def train_peak_patch(
         objective: of the joint training.
         evaluate, report: as for `train_head`.
 
-    Raises ValueError for two trainings in one folder, a run that was begun with another objective or other rows, and
-    what `train_head` raises.
+    Raises ValueError for two trainings in one folder, and what `train_head` raises, which a
+    run that was begun with another objective, pretraining or other rows is among.
     """
     if pretraining is not None and head.ecn is not None:
         if pretraining.output == config.output:
             raise ValueError(f"train peakpatch: pretraining needs a folder of its own, got {config.output} for both")
         train_head(head, data, pretraining, objective=regression_objective, report=report)
-    with processes().main_first():
-        _check_same(config.output, objective, data)
-    return train_head(head, data, config, objective=objective, evaluate=evaluate, report=report)
-
-
-def _check_same(folder: Path, objective: JointObjective, data: NegationData) -> None:
-    """Note what a run in this folder is trained on; raise ValueError when it was begun on something else."""
-    path = folder / "objective.json"
-    wanted = json.dumps({**asdict(objective), "rows": data.texts.manifest.source}, indent=1, sort_keys=True) + "\n"
-    if path.exists() and path.read_text(encoding="utf-8") != wanted:
-        raise ValueError(
-            f"train peakpatch: {folder} was begun with another objective or other rows ({path}); choose another "
-            "output folder or remove it"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(wanted, encoding="utf-8")
+        first = pretraining.deciding()
+    else:
+        first = None
+    loss = BatchLoss(objective, facts=asdict(objective) | {"pretraining": first})
+    return train_head(head, data, config, objective=loss, evaluate=evaluate, report=report)
 
 
 def _right_first(row: NegationRow) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 Gradients are averaged, one process writes, and weights stay equal everywhere. Losses over head scores are those of the
 whole batch: each process scores its part of the pictures against all texts, and all get all scores, so that in-batch
-negatives are as many as with one process. So are those of an objective that says so (`train_head(whole_batch=True)`);
+negatives are as many as with one process. So are those of an objective that says so (`BatchLoss.whole_batch`);
 any other objective of one's own sees the items of its process alone.
 """
 

@@ -23,12 +23,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from engine.atomic_files import written_whole
-from engine.choices import check_choice
+from engine.choices import check_choice, check_numbers
 from engine.encoders.scenes import WordTokenizer, pixels_from_uint8, save_scenes
 from engine.encoders.scenes_model import ScenesModel, ScenesModelConfig
 from engine.scenes.captions import WORDS
 from engine.scenes.render import training_batch
 from engine.training.logs import DAMAGE, cut_log, damaged
+from engine.training.losses import contrastive_loss
 
 Evaluate = Callable[[ScenesModel, WordTokenizer], dict[str, float]]
 Report = Callable[[str], None]
@@ -97,13 +98,11 @@ class ScenesTrainConfig:
                 raise ValueError(f"ScenesTrainConfig: {name} must be at least {lowest}, got {getattr(self, name)}")
         if self.seed >= 1 << 63:
             raise ValueError(f"ScenesTrainConfig: seed must be below 2**63, got {self.seed}")
-        # Comparisons are written so that NaN fails them.
-        for name in ("learning_rate", "block_learning_rate", "clip_norm", "max_scale"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"ScenesTrainConfig: {name} must be finite and above 0, got {getattr(self, name)}")
-        for name in ("weight_decay", "presence_weight", "count_weight"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"ScenesTrainConfig: {name} must be finite, at least 0, got {getattr(self, name)}")
+        check_numbers(
+            self,
+            above_zero=("learning_rate", "block_learning_rate", "clip_norm", "max_scale"),
+            at_least_zero=("weight_decay", "presence_weight", "count_weight"),
+        )
         for name in ("one_group_until", "two_groups_until"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"ScenesTrainConfig: {name} must be in [0, 1], got {getattr(self, name)}")
@@ -129,7 +128,7 @@ class Trainee(nn.Module):
         g = functional.normalize(self._embed_texts(ids, end).float(), dim=-1)
         logits = self.model.log_scale.float().exp() * (f @ g.T)
         target = torch.arange(len(f))
-        contrastive = (functional.cross_entropy(logits, target) + functional.cross_entropy(logits.T, target)) / 2
+        contrastive = contrastive_loss(logits)
         guess = self.presence(state).float()
         auxiliary = functional.binary_cross_entropy_with_logits(guess[:, :-COUNTS], present, reduction="none")
         auxiliary = auxiliary.sum(dim=1).mean()
