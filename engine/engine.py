@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from threading import Lock
 from typing import TypeAlias, get_args
 
 import torch
@@ -32,6 +31,7 @@ from engine.encoders.sources import (
 )
 from engine.encoders.taps import aligned_taps
 from engine.features import Features, ImageFeatures, Needs, TextFeatures
+from engine.forks import OwnLock, one_thread_after_fork
 from engine.heads.base import Head
 from engine.images import ImageFailure, ImageSource, decode
 from engine.scorers.base import Scorer, check_finite
@@ -70,7 +70,7 @@ class Engine:
         self.encoder = encoder
         self.backend = backend
         self._segmenter = segmenter
-        self._lock = Lock()
+        self._lock = OwnLock()
         self._heads: dict[str, Head | None] = {}
 
     @property
@@ -129,16 +129,16 @@ class Engine:
                 f"score: pairs need as many images as texts, got {len(sources)} images and {len(text_features)} texts"
             )
         scores = torch.empty((len(sources),) if pairs else (len(sources), len(text_features)))
-        for start, block in blocks_of(
-            self.encoder, sources, self._needs(chosen), batch_size=batch_size, progress=progress
-        ):
-            rows = slice(start, start + len(block))
-            partners = text_features[rows] if pairs else text_features
-            chosen.check(block, partners, aligned_taps=aligned_taps(self.spec))
-            values = chosen.pairs(block, partners) if pairs else chosen.matrix(block, partners)
-            check_finite(chosen.name, values, text_features, names, start)
-            scores[rows] = values
-        return as_output(self.spec, scores, output)
+        needs = self._needs(chosen)
+        with one_thread_after_fork():
+            for start, block in blocks_of(self.encoder, sources, needs, batch_size=batch_size, progress=progress):
+                rows = slice(start, start + len(block))
+                partners = text_features[rows] if pairs else text_features
+                chosen.check(block, partners, aligned_taps=aligned_taps(self.spec))
+                values = chosen.pairs(block, partners) if pairs else chosen.matrix(block, partners)
+                check_finite(chosen.name, values, text_features, names, start)
+                scores[rows] = values
+            return as_output(self.spec, scores, output)
 
     def encode_images(
         self,
@@ -181,7 +181,7 @@ class Engine:
         needs = self._needs(scorer)
         parts: list[ImageFeatures] = []
         failures: list[ImageFailure] = []
-        with reporting(progress, "images") as report:
+        with one_thread_after_fork(), reporting(progress, "images") as report:
             for rows, part, failed in encoded_batches(
                 self.encoder, sources, names, needs, boxes=regions, batch_size=batch_size, stop=on_error == "raise"
             ):
@@ -189,10 +189,10 @@ class Engine:
                 parts += [] if part is None else [part]
                 if report is not None:
                     report(rows.stop, len(sources))
-        if not parts:
-            raise none_read(failures)
-        report_failures(failures, on_error, len(sources))
-        return ImageFeatures.cat(parts)
+            if not parts:
+                raise none_read(failures)
+            report_failures(failures, on_error, len(sources))
+            return ImageFeatures.cat(parts)
 
     def encode_texts(
         self,
@@ -226,11 +226,12 @@ class Engine:
             parts = CaptionSegments.of(segments)
         elif needs.segments:
             parts = CaptionSegments.split(captions, self.segmenter)
-        with reporting(progress, "texts") as report:
+        with one_thread_after_fork(), reporting(progress, "texts") as report:
             return encode_captions(
                 self.encoder, captions, needs, segments=parts, batch_size=batch_size, progress=report
             )
 
+    @one_thread_after_fork()
     def explain(self, image: Images, text: Texts, *, scorer: str | Scorer = "sgi") -> Explanation:
         """Which part of a caption found which part of an image, and the score that comes of it.
 
@@ -275,7 +276,8 @@ class Engine:
             ValueError: no label, the same label twice, or a template without `{}`.
         """
         check_batch_size("classify", batch_size)
-        prompts = label_prompts(self.encoder, labels, templates, batch_size=batch_size)
+        with one_thread_after_fork():
+            prompts = label_prompts(self.encoder, labels, templates, batch_size=batch_size)
         return self.score(images, prompts, output=output, batch_size=batch_size, progress=progress)
 
     def scorer(self, scorer: str | Scorer) -> Scorer:
@@ -366,7 +368,7 @@ def score(
     return _loaded(model).score(images, texts, scorer=scorer, pairs=pairs, output=output, progress=progress)
 
 
-_loading = Lock()
+_loading = OwnLock()
 
 
 def _loaded(name: str) -> Engine:

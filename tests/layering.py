@@ -9,7 +9,7 @@ from pathlib import Path
 
 # A unit may import units of lower rows, and itself; units of one row do not import each other.
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("engine._C", "engine.kernels", "engine.atomic_files", "engine.choices"),
+    ("engine._C", "engine.kernels", "engine.atomic_files", "engine.choices", "engine.forks"),
     ("engine.reference",),
     ("engine.ops",),
     (
@@ -67,7 +67,7 @@ GLOBAL_CALLS = frozenset(
 TAKING_BACK = {"torch.manual_seed": "fork_rng", "warnings": "catch_warnings"}
 # Where such a call is what the user asked for and is taken back at the end.
 TAKEN_BACK = frozenset(
-    (f"engine.{run}", "torch.set_num_threads") for run in ("training.scenes", "training.heads", "retrieval.forks")
+    (f"engine.{run}", "torch.set_num_threads") for run in ("training.scenes", "training.heads", "forks")
 )
 VAGUE_NAMES = frozenset({"legacy", "v2", "new", "utils", "helpers", "misc"})
 IMPORTING_CALLS = frozenset({"importlib.import_module", "import_module", "__import__"})

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from engine.retrieval.forks import is_forked, one_thread_after_fork
+from engine.forks import is_forked, one_thread_after_fork
 from engine.retrieval.index import Index
 from engine.retrieval.storage import Storage
 from tests.index_cases import engine, images, index_at, names, texts

@@ -213,7 +213,7 @@ def test_what_does_not_fit_is_refused(tmp_path, data):
         config(tmp_path, loss="x")
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         config(tmp_path, batch_size=0)
-    with pytest.raises(ValueError, match="batch_weight adds .* must be 0 with another one, got 1.0 with 'batch'"):
+    with pytest.raises(ValueError, match=r"batch_weight adds .* must be 0 with another one, got 1.0 with 'batch'"):
         config(tmp_path, batch_weight=1.0, loss="batch")
     for name in ("learning_rate", "clip_norm"):
         for value in (0.0, -1.0, math.nan, math.inf):

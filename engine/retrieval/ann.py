@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.retrieval.forks import is_forked
+from engine.forks import is_forked
 
 # Up to so many rows "auto" looks at all embeddings.
 EXACT_ROWS = 50_000

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.forks import OwnLock
 from engine.retrieval.ann import EXACT_ROWS, FILE, Structure, factory_for
 from engine.retrieval.checksums import MappedFile
-from engine.retrieval.forks import OwnLock
 from engine.retrieval.queries import Asked
 from engine.retrieval.scan import Asking, BestRows, scan, score_rows
 from engine.retrieval.snapshot import Snapshot

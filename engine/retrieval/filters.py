@@ -17,7 +17,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from engine.retrieval.forks import OwnLock
+from engine.forks import OwnLock
 from engine.retrieval.identifiers import as_text
 from engine.retrieval.metadata import RESERVED
 from engine.retrieval.snapshot import Snapshot

@@ -16,12 +16,12 @@ from engine.encoders.progress import reporting
 from engine.encoders.sources import OnError, report_failures
 from engine.engine import Engine, load
 from engine.features import Needs
+from engine.forks import OwnLock, one_thread_after_fork
 from engine.retrieval.adding import Adder, Existing, Images, batches_of
 from engine.retrieval.ann import check_ann
 from engine.retrieval.candidates import keep_up
 from engine.retrieval.compaction import compact
 from engine.retrieval.filters import rows_where
-from engine.retrieval.forks import OwnLock, one_thread_after_fork
 from engine.retrieval.identifiers import check_ids
 from engine.retrieval.manifest import Manifest
 from engine.retrieval.metadata import Metadata

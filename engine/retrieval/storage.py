@@ -27,10 +27,10 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from engine.atomic_files import flush_folder
+from engine.forks import OwnLock
 from engine.retrieval import manifest as manifests
 from engine.retrieval.checksums import MappedFile, sums_of
 from engine.retrieval.errors import IndexDamaged
-from engine.retrieval.forks import OwnLock
 from engine.retrieval.manifest import ExtraEntry, Manifest, SegmentEntry
 from engine.retrieval.segment import Segment
 from engine.retrieval.snapshot import Extra, Snapshot
