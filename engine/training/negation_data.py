@@ -18,6 +18,7 @@ from engine.datasets.captioned import CaptionedItem
 from engine.scenes.captions import with_article
 from engine.scenes.negation_training import TRAINING_SETS, NegationExample, negation_examples
 from engine.scenes.wordings import QUESTION_KINDS, WORDINGS
+from engine.training.encoded_pictures import file_state
 
 ROLES = ("caption", "denied", "contradicted")
 OPTIONS = 4
@@ -57,6 +58,12 @@ class NegationRow:
     def source(self) -> Path | np.ndarray:
         """What an engine encodes."""
         return self.image if isinstance(self.image, Path) else self.image.image()
+
+    def picture(self) -> str:
+        """What tells its picture from another without reading or rendering it."""
+        if isinstance(self.image, Path):
+            return repr((str(self.image), file_state(self.image)))
+        return repr((self.image.scene, self.image.render_seed))
 
 
 def scene_rows(n: int, *, seed: int = 0, sets: tuple[str, ...] = TRAINING_SETS) -> list[NegationRow]:
