@@ -251,7 +251,8 @@ def test_photo_rows_tell_true_from_false():
         labelled("2.jpg", ("An umbrella over a cat.",), "cat", "umbrella"),
         labelled("3.jpg", ("A lonely bench.",), "bench"),
     ]
-    rows = photo_rows(pictures, seed=1)
+    rows, problems = photo_rows(pictures, seed=1)
+    assert [str(problem) for problem in problems] == ["3.jpg: two categories must be in it, got 1"]
     assert [str(row.image) for row in rows] == ["1.jpg", "1.jpg", "2.jpg"]
     assert [row.kind for row in rows] == ["positive", "negative", "hybrid"]
     assert [row.correct for row in rows] == [0, 1, 2]
@@ -264,6 +265,21 @@ def test_photo_rows_tell_true_from_false():
     assert rows[0].texts[3] in both
     with pytest.raises(ValueError, match="needs a picture of two categories and a caption that others lack"):
         photo_rows(pictures[2:])
+
+
+def test_photos_and_captions_that_are_left_out_are_named():
+    pictures = [
+        labelled("1.jpg", ("A dog.", "A ball.", "Play.", "Fun."), "dog", "sports ball"),
+        labelled("2.jpg", ("A bench, a dog and a sports ball.",), "bench", "dog"),
+        labelled("3.jpg", ("A bench.", "Wood."), "bench", "bench"),
+    ]
+    rows, problems = photo_rows(pictures, captions_per_image=2)
+    assert [str(row.image) for row in rows] == ["1.jpg", "1.jpg"]
+    assert [str(problem) for problem in problems] == [
+        "captions after the first 2 of a picture: 2 of them",
+        "2.jpg: no category is absent from it",
+        "3.jpg: two categories must be in it, got 1",
+    ]
 
 
 @pytest.mark.parametrize("template", PHOTO_DENIALS)
