@@ -219,6 +219,26 @@ def test_pictures_of_several_kinds_of_change_count_once(tmp_path):
     assert [curve.name for curve in alone.curves if curve.role == "alignment"] == ["visual alignment"]
 
 
+def test_a_plot_that_is_stopped_leaves_the_old_one(tmp_path, monkeypatch):
+    found = diagnose_layers(tiny(), scene_changes(4))
+    (tmp_path / "layers.png").write_bytes(b"old")
+
+    def full(figure: object, path: Path, **options: object) -> None:
+        path.write_bytes(b"half")
+        raise OSError("no space left")
+
+    with monkeypatch.context() as context:
+        context.setattr("matplotlib.figure.Figure.savefig", full)
+        with pytest.raises(OSError, match="no space left"):
+            plot_layers(found, tmp_path / "layers.png")
+    assert [path.name for path in tmp_path.iterdir()] == ["layers.png"]
+    assert (tmp_path / "layers.png").read_bytes() == b"old"
+    with pytest.raises(ValueError, match="'xyz' is not supported"):
+        plot_layers(found, tmp_path / "layers.xyz")
+    with Image.open(plot_layers(found, tmp_path / "plain")) as picture:
+        assert picture.format == "PNG"
+
+
 def test_the_plot_shows_every_curve(tmp_path):
     found = diagnose_layers(tiny(), scene_changes(4))
     path = plot_layers(found, tmp_path / "layers.png")

@@ -210,7 +210,7 @@ def test_the_sweep_stands_beside_the_contrast_of_layers(engine, tmp_path):
     assert picture.width > picture.height and len(np.unique(np.asarray(picture.convert("L")))) > 20
 
 
-def test_the_map_holds_every_caption_twice(engine, tmp_path):
+def test_the_map_holds_every_caption_twice(engine, tmp_path, monkeypatch):
     torch.manual_seed(1)
     head = PeakPatch.build(engine.spec, PeakPatchConfig(heads=2)).eval()
     head.take_readout(engine.encoder.text_readout())
@@ -226,6 +226,16 @@ def test_the_map_holds_every_caption_twice(engine, tmp_path):
     assert found.cosines["X – X and no Y, after"].value != pytest.approx(wanted, abs=1e-3)
     json.dumps(found.to_dict(), allow_nan=False)
     assert plot_map(found, tmp_path / "map.png").stat().st_size > 5000
+    kept = (tmp_path / "map.png").read_bytes()
+
+    def full(figure: object, path: Path, **options: object) -> None:
+        path.write_bytes(b"half")
+        raise OSError("no space left")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
+    with pytest.raises(OSError, match="no space left"):
+        plot_map(found, tmp_path / "map.png")
+    assert (tmp_path / "map.png").read_bytes() == kept
 
 
 def test_the_map_refuses_what_it_cannot_draw(engine, monkeypatch):

@@ -150,6 +150,25 @@ def test_the_file_says_whose_embeddings_it_takes(generator, tmp_path):
         load_generator(path)
 
 
+def test_a_sheet_that_is_stopped_leaves_the_old_one(engine, parts, tmp_path, monkeypatch):
+    path = tmp_path / "sheet.png"
+    path.write_bytes(b"old")
+    with pytest.raises(ValueError, match=r"sheet: .*sheet\.xyz must end in \.png or like another picture, got '\.xyz'"):
+        results.sheet(engine, parts, prompts(1), tmp_path / "sheet.xyz")
+
+    def full(picture: Image.Image, path: Path, **options: object) -> None:
+        path.write_bytes(b"half")
+        raise OSError("no space left")
+
+    with monkeypatch.context() as context:
+        context.setattr(Image.Image, "save", full)
+        with pytest.raises(OSError, match="no space left"):
+            results.sheet(engine, parts, prompts(1), path)
+    assert path.read_bytes() == b"old"
+    with Image.open(results.sheet(engine, parts, prompts(1), tmp_path / "deep" / "sheet.bmp")) as found:
+        assert found.format == "BMP"
+
+
 def test_drawing_refuses_embeddings_of_another_encoder(engine, parts):
     parts.generator.fingerprint = "another"
     with pytest.raises(ValueError, match=r"the generator must belong to .*, got one of .* \(another\)"):
