@@ -29,6 +29,7 @@ from engine.results.peak_patch_arms import (
     Budget,
     ItemSet,
     ablation_arms,
+    losses,
     over_seeds,
     packed,
     read_records,
@@ -45,6 +46,7 @@ from engine.training.peak_patch import SCENES_HEAD
 from engine.training.scenes import VOCABULARY
 from tests.command_line import Shell
 
+ROOT = Path(__file__).resolve().parent.parent
 TEXT_LAYERS = 3
 SETS = (ItemSet(items=12), ItemSet(wording="held_out", items=12))
 
@@ -175,6 +177,21 @@ def test_many_heads_share_features(engine, monkeypatch):
         head = PeakPatch.build(engine.spec, PeakPatchConfig(peak=layer, anchor=2, low=2, heads=2)).eval()
         head.take_readout(engine.encoder.text_readout())
         assert 0 <= figures(head)["choice"] <= 1
+
+
+@pytest.mark.parametrize("steps", [1, 8, 9, 17, 30])
+def test_the_last_loss_stands_once(tmp_path, steps):
+    lines = [{"settings": {}}, *({"step": step, "loss": 1 / step} for step in range(1, steps + 1))]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = [step for step, _ in losses(tmp_path)["joint"]]
+    assert found == sorted(set(found)) and found[0] == 1 and found[-1] == steps and len(found) <= 17
+
+
+def test_committed_losses_stand_once():
+    for name in ("ablation", "sweep"):
+        for entry in read_records(ROOT / "docs" / "heads" / f"peakpatch-{name}.jsonl"):
+            for curve in entry.get("loss", {}).values():
+                assert [step for step, _ in curve] == sorted({step for step, _ in curve})
 
 
 def test_records_come_back(records, tmp_path):
