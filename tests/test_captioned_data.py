@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -96,6 +97,15 @@ def test_broken_pictures_are_named_and_move_nothing(tmp_path, engine):
         path.write_bytes(b"broken")
     with pytest.raises(ValueError, match=r"must hold a picture that can be read, got none; the first: .*0\.png"):
         captioned_data(engine, PLAIN, read_coco(captions, images), tmp_path / "features")
+
+
+def test_a_picture_that_was_replaced_is_encoded_again(tmp_path, engine):
+    captions, images, _ = write_coco(tmp_path)
+    first = captioned_data(engine, PLAIN, read_coco(captions, images), tmp_path / "features")
+    # Of the same size, and so known by its time alone.
+    os.utime(images / "000000000002.png", ns=(1, 1))
+    again = captioned_data(engine, PLAIN, read_coco(captions, images), tmp_path / "features")
+    assert again.source != first.source and again.texts.manifest == first.texts.manifest
 
 
 def test_a_filling_that_was_stopped_goes_on(tmp_path, engine, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from engine.diagnostics.layers import (
     layer_distances,
     layer_embeddings,
     make_curve,
+    other_pictures,
 )
 from engine.diagnostics.plots import plot_layers
 from engine.encoders.scenes import ScenesEncoder
@@ -79,9 +81,23 @@ def test_distances_are_those_of_the_turns():
 def test_alignment_is_with_ones_own_picture_and_over_another():
     texts = layer_embeddings(captions([[0.0], [1.0]]), IDENTITY, (1,))
     images = torch.stack([turned(0.5), turned(1.0)]) / 2
-    own, gap = alignments(texts, images)
+    own, gap = alignments(texts, images, [1, 0])
     torch.testing.assert_close(own, torch.tensor([[math.cos(0.5), 1.0]]))
     torch.testing.assert_close(gap, torch.tensor([[math.cos(0.5) - math.cos(1.0), 1 - math.cos(0.5)]]))
+    own, gap = alignments(texts, images, [-1, 0])
+    assert own.shape == (1, 2)
+    torch.testing.assert_close(gap, torch.tensor([[1 - math.cos(0.5)]]))
+
+
+def test_chance_is_with_another_picture_that_the_caption_does_not_have():
+    one, two, three = Path("1"), Path("2"), Path("3")
+    assert other_pictures("abcd", [one, one, two, two]) == [2, 2, 0, 0]
+    # Caption a has two pictures, b and c have the third one both.
+    assert other_pictures("aabc", [one, two, three, three]) == [2, 2, 0, 0]
+    assert other_pictures("ab", [one, one]) == [-1, -1]
+    assert other_pictures("aab", [one, two, one]) == [-1, -1, 1]
+    pixels = np.zeros((2, 2, 3), np.uint8)
+    assert other_pictures("abc", [pixels, pixels, pixels]) == [1, 2, 0]
 
 
 def test_the_end_token_alone_is_read():
@@ -160,11 +176,16 @@ def test_changes_of_ones_own(tmp_path):
     found = diagnose_layers(tiny(), data)
     assert [(curve.name, curve.role) for curve in found.curves][:2] == [("negation", "change"), ("rhyme", "change")]
     file.write_text("kind,text\nnegation,a\n")
-    with pytest.raises(ValueError, match="must have the columns kind, text, changed; no changed"):
+    with pytest.raises(ValueError, match=r"pairs\.csv must have columns \['kind', 'text', 'changed'\], got"):
         read_changes(file)
-    file.write_text("kind,text,changed\nnegation,a,\n")
-    with pytest.raises(ValueError, match="line 2: changed is empty"):
+    file.write_text("kind,text,changed\nnegation,a,b\nnegation,a,\n")
+    with pytest.raises(ValueError, match=r"read_changes: .*pairs\.csv row 2: changed is empty"):
         read_changes(file)
+    file.write_bytes(b"kind,text,changed\nnegation,caf\xe9,b\n")
+    with pytest.raises(ValueError, match=r"pairs\.csv line 2 must be UTF-8, got byte 0xe9"):
+        read_changes(file)
+    file.write_bytes(b"\xef\xbb\xbfkind,text,changed\nnegation,a,b\n")
+    assert read_changes(file).changes == (Change("negation", "a", "b"),)
     file.write_text("kind,text,changed\n")
     with pytest.raises(ValueError, match="must hold at least one pair"):
         read_changes(file)
@@ -175,6 +196,47 @@ def test_changes_of_ones_own(tmp_path):
         ChangeSet((Change("a", "b", "c"),), ("b",))
     with pytest.raises(ValueError, match="at least one pair of captions, got none"):
         ChangeSet(())
+
+
+def test_pictures_of_several_kinds_of_change_count_once(tmp_path):
+    for name, color in (("red", "red"), ("blue", "blue")):
+        Image.new("RGB", (8, 8), color).save(tmp_path / f"{name}.png")
+    file = tmp_path / "pairs.csv"
+    rows = [f"{kind},a {name} circle,no {name} circle,{name}.png" for name in ("red", "blue") for kind in "abc"]
+    file.write_text("\n".join(["kind,text,changed,image", *rows]))
+    data = read_changes(file)
+    assert data.captions == ("a red circle", "a blue circle") and len(data.changes) == 6
+    engine = tiny()
+    found = diagnose_layers(engine, data)
+    gap = found.curve("alignment over chance")
+    assert (found.curve("visual alignment").count, gap.count) == (2, 2)
+    scores = engine.score(list(data.images), list(data.captions))
+    wanted = float(scores[0, 0] + scores[1, 1] - scores[0, 1] - scores[1, 0]) / 2
+    assert gap.means[-1] == pytest.approx(wanted, abs=1e-5) and abs(wanted) > 1e-4
+    # Of one picture there is no other.
+    file.write_text("\n".join(["kind,text,changed,image", *rows[:3]]))
+    alone = diagnose_layers(engine, read_changes(file))
+    assert [curve.name for curve in alone.curves if curve.role == "alignment"] == ["visual alignment"]
+
+
+def test_a_plot_that_is_stopped_leaves_the_old_one(tmp_path, monkeypatch):
+    found = diagnose_layers(tiny(), scene_changes(4))
+    (tmp_path / "layers.png").write_bytes(b"old")
+
+    def full(figure: object, path: Path, **options: object) -> None:
+        path.write_bytes(b"half")
+        raise OSError("no space left")
+
+    with monkeypatch.context() as context:
+        context.setattr("matplotlib.figure.Figure.savefig", full)
+        with pytest.raises(OSError, match="no space left"):
+            plot_layers(found, tmp_path / "layers.png")
+    assert [path.name for path in tmp_path.iterdir()] == ["layers.png"]
+    assert (tmp_path / "layers.png").read_bytes() == b"old"
+    with pytest.raises(ValueError, match="'xyz' is not supported"):
+        plot_layers(found, tmp_path / "layers.xyz")
+    with Image.open(plot_layers(found, tmp_path / "plain")) as picture:
+        assert picture.format == "PNG"
 
 
 def test_the_plot_shows_every_curve(tmp_path):

@@ -77,14 +77,34 @@ def test_the_command_trains_a_head_that_scores(model, tmp_path, capsys):
     assert f"--scorer peakpatch --option head={told['head']}" in shell.out and "features of" not in shell.err
 
 
-def test_rows_are_those_of_the_options(tmp_path):
+def test_rows_are_those_of_the_options(tmp_path, capsys):
     rows = TrainPeakPatch(rows=2, wordings=("held_out",)).read_rows()
     assert len(rows) == 2 and rows != TrainPeakPatch(rows=2).read_rows()
     captions, images, instances = write_coco(tmp_path)
     own = TrainPeakPatch(data=f"coco:{captions}", images=images, instances=instances).read_rows()
     assert len(own) == 12 and own[0].image == images / "000000000000.png"
+    assert "12 rows" in capsys.readouterr().err
     with pytest.raises(ValueError, match="peakpatch needs to know what is absent from each picture"):
         TrainPeakPatch(data=f"coco:{captions}", images=images).read_rows()
+
+
+def test_what_is_left_out_of_the_rows_is_said(tmp_path, capsys):
+    captions, images, instances = write_coco(tmp_path, captions=4)
+    seen = json.loads(instances.read_text(encoding="utf-8"))
+    seen["annotations"].pop()
+    instances.write_text(json.dumps(seen), encoding="utf-8")
+    TrainPeakPatch(data=f"coco:{captions}", images=images, instances=instances).read_rows()
+    said = capsys.readouterr().err
+    assert "6 items" in said and "left out captions after the first 3 of a picture: 5 of them" in said
+    assert f"left out {images / '000000000005.png'}: two categories must be in it, got 1" in said and "15 rows" in said
+
+
+@pytest.mark.parametrize("kind", ["peakpatch", "ecn", "scn"])
+def test_the_help_says_what_the_figures_are_of(capsys, kind):
+    shell = Shell(capsys)
+    assert shell("train", kind, "--help") == 0
+    words = " ".join(shell.out.replace("│", " ").split())
+    assert "rendered scenes that no training shows, also where your own pictures are trained on" in words
 
 
 @pytest.mark.parametrize("part", ["ecn", "scn"])

@@ -29,6 +29,7 @@ from engine.results.peak_patch_arms import (
     Budget,
     ItemSet,
     ablation_arms,
+    losses,
     over_seeds,
     packed,
     read_records,
@@ -45,6 +46,7 @@ from engine.training.peak_patch import SCENES_HEAD
 from engine.training.scenes import VOCABULARY
 from tests.command_line import Shell
 
+ROOT = Path(__file__).resolve().parent.parent
 TEXT_LAYERS = 3
 SETS = (ItemSet(items=12), ItemSet(wording="held_out", items=12))
 
@@ -177,6 +179,21 @@ def test_many_heads_share_features(engine, monkeypatch):
         assert 0 <= figures(head)["choice"] <= 1
 
 
+@pytest.mark.parametrize("steps", [1, 8, 9, 17, 30])
+def test_the_last_loss_stands_once(tmp_path, steps):
+    lines = [{"settings": {}}, *({"step": step, "loss": 1 / step} for step in range(1, steps + 1))]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = [step for step, _ in losses(tmp_path)["joint"]]
+    assert found == sorted(set(found)) and found[0] == 1 and found[-1] == steps and len(found) <= 17
+
+
+def test_committed_losses_stand_once():
+    for name in ("ablation", "sweep"):
+        for entry in read_records(ROOT / "docs" / "heads" / f"peakpatch-{name}.jsonl"):
+            for curve in entry.get("loss", {}).values():
+                assert [step for step, _ in curve] == sorted({step for step, _ in curve})
+
+
 def test_records_come_back(records, tmp_path):
     write_records(tmp_path / "deep" / "records.jsonl", records)
     assert read_records(tmp_path / "deep" / "records.jsonl") == records
@@ -210,7 +227,7 @@ def test_the_sweep_stands_beside_the_contrast_of_layers(engine, tmp_path):
     assert picture.width > picture.height and len(np.unique(np.asarray(picture.convert("L")))) > 20
 
 
-def test_the_map_holds_every_caption_twice(engine, tmp_path):
+def test_the_map_holds_every_caption_twice(engine, tmp_path, monkeypatch):
     torch.manual_seed(1)
     head = PeakPatch.build(engine.spec, PeakPatchConfig(heads=2)).eval()
     head.take_readout(engine.encoder.text_readout())
@@ -226,6 +243,16 @@ def test_the_map_holds_every_caption_twice(engine, tmp_path):
     assert found.cosines["X – X and no Y, after"].value != pytest.approx(wanted, abs=1e-3)
     json.dumps(found.to_dict(), allow_nan=False)
     assert plot_map(found, tmp_path / "map.png").stat().st_size > 5000
+    kept = (tmp_path / "map.png").read_bytes()
+
+    def full(figure: object, path: Path, **options: object) -> None:
+        path.write_bytes(b"half")
+        raise OSError("no space left")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
+    with pytest.raises(OSError, match="no space left"):
+        plot_map(found, tmp_path / "map.png")
+    assert (tmp_path / "map.png").read_bytes() == kept
 
 
 def test_the_map_refuses_what_it_cannot_draw(engine, monkeypatch):

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from engine.datasets.base import ImageRef
 from engine.datasets.captioned import CaptionedItem
 from engine.encoders.scenes import ScenesEncoder
 from engine.encoders.scenes_model import ScenesModel, ScenesModelConfig
 from engine.engine import Engine
+from engine.features import Needs
 from engine.heads.peak_patch import PeakPatch, PeakPatchConfig
 from engine.heads.registry import load_head
 from engine.heads.scn import CorrectedScores
@@ -135,6 +138,45 @@ def test_a_store_is_filled_once(engine, rows, tmp_path):
     assert len(told) == 2
 
 
+def test_pictures_and_texts_have_stores_of_their_own(engine, tmp_path):
+    def photos(folder: Path, *colors: str) -> list[NegationRow]:
+        folder.mkdir()
+        for number, color in enumerate(colors):
+            Image.new("RGB", (8, 8), color).save(folder / f"{number}.bmp")
+        texts = ("a ring", "no ring", "a red ring", "a ring", "no ring", "a star", "no star")
+        return [NegationRow(folder / f"{number}.bmp", texts, 0, "positive") for number in range(len(colors))]
+
+    def encoded(rows: list[NegationRow], needs: Needs | None = None) -> tuple[list[str], NegationData]:
+        told: list[str] = []
+        needs = needs or new_head(engine).needs()
+        return told, negation_data(engine, needs, rows, tmp_path / "features", told=lambda what, *_: told.append(what))
+
+    rows = photos(tmp_path / "a", "red", "blue")
+    assert encoded(rows)[0] == ["images", "texts"]
+    # Other layers of the texts are nothing to the pictures.
+    assert encoded(rows, Needs(text_layers=(1,)))[0] == ["texts"]
+    # The same captions in front of others, of the same names and sizes.
+    told, other = encoded(photos(tmp_path / "b", "green", "blue"))
+    assert told == ["images"] and not torch.equal(other.images[[0]].embedding, encoded(rows)[1].images[[0]].embedding)
+    content, path = (tmp_path / "a" / "1.bmp").read_bytes(), tmp_path / "a" / "1.bmp"
+    path.write_bytes(b"broken")
+    told, broken = encoded(rows)
+    assert told == ["images"] and len(broken) == 1 and [problem.path for problem in broken.problems] == [str(path)]
+    path.write_bytes(content)
+    os.utime(path, ns=(1, 1))
+    told, repaired = encoded(rows)
+    assert told == ["images"] and len(repaired) == 2 and repaired.problems == ()
+
+
+def test_items_are_the_readable_rows_and_those_are_looked_for_once(engine, rows, tmp_path):
+    whole = negation_data(engine, new_head(engine).needs(), rows[:5], tmp_path)
+    data = replace(whole, unread=frozenset({0, 3}))
+    assert len(data) == 3 and data.readable.tolist() == [1, 2, 4] and data.readable is data.readable
+    images, texts = data.batch(torch.tensor([2, 0]))
+    wanted, said = whole.batch(torch.tensor([4, 1]))
+    assert torch.equal(images.embedding, wanted.embedding) and torch.equal(texts.embedding, said.embedding)
+
+
 @pytest.mark.parametrize("parts", ["both", "ecn", "scn"])
 def test_training_lowers_the_loss_and_leaves_the_encoder_alone(parts, engine, rows, tmp_path):
     before = {name: tensor.clone() for name, tensor in engine.encoder._model.state_dict().items()}
@@ -209,7 +251,8 @@ def test_photo_rows_tell_true_from_false():
         labelled("2.jpg", ("An umbrella over a cat.",), "cat", "umbrella"),
         labelled("3.jpg", ("A lonely bench.",), "bench"),
     ]
-    rows = photo_rows(pictures, seed=1)
+    rows, problems = photo_rows(pictures, seed=1)
+    assert [str(problem) for problem in problems] == ["3.jpg: two categories must be in it, got 1"]
     assert [str(row.image) for row in rows] == ["1.jpg", "1.jpg", "2.jpg"]
     assert [row.kind for row in rows] == ["positive", "negative", "hybrid"]
     assert [row.correct for row in rows] == [0, 1, 2]
@@ -222,6 +265,21 @@ def test_photo_rows_tell_true_from_false():
     assert rows[0].texts[3] in both
     with pytest.raises(ValueError, match="needs a picture of two categories and a caption that others lack"):
         photo_rows(pictures[2:])
+
+
+def test_photos_and_captions_that_are_left_out_are_named():
+    pictures = [
+        labelled("1.jpg", ("A dog.", "A ball.", "Play.", "Fun."), "dog", "sports ball"),
+        labelled("2.jpg", ("A bench, a dog and a sports ball.",), "bench", "dog"),
+        labelled("3.jpg", ("A bench.", "Wood."), "bench", "bench"),
+    ]
+    rows, problems = photo_rows(pictures, captions_per_image=2)
+    assert [str(row.image) for row in rows] == ["1.jpg", "1.jpg"]
+    assert [str(problem) for problem in problems] == [
+        "captions after the first 2 of a picture: 2 of them",
+        "2.jpg: no category is absent from it",
+        "3.jpg: two categories must be in it, got 1",
+    ]
 
 
 @pytest.mark.parametrize("template", PHOTO_DENIALS)

@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from engine.benchmarks.scenes import ScenesBenchmark
 from engine.cli import main
+from engine.engine import load
 from engine.metrics import Interval
-from engine.results import registry
+from engine.results import registry, scorers
 from engine.results.figures import Figure, ResultsDiffer, check_figures, read_figures, write_figures
 from engine.results.page import END, replaced, start, write_sections
 from engine.results.run import Run
+from engine.scorers.registry import KINDS
+from engine.scorers.sgi import SGI
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = f"# Page\n\n{start('a')}\n\nold a\n\n{END}\n\nby hand\n\n{start('b')}\n\nold b\n\n{END}\n\nlast\n"
@@ -81,6 +85,28 @@ def test_parts_are_kept_for_those_who_made_them(tmp_path):
     assert quick.part("a", "another", make) == {"n": 3} and run.part("a", "another", make) == {"n": 2}
     assert (run.items(400, 20), quick.items(400, 20)) == (400, 20)
     assert Run(root=tmp_path).figures == tmp_path / "docs" / "results"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_scorer_is_told_by_its_words(kind):
+    assert repr(kind()) == repr(kind()) and " at 0x" not in repr(kind())
+
+
+def test_parts_are_of_scorers_with_their_options(monkeypatch, tmp_path):
+    class Asked(Exception):
+        """Holds what would have made the part."""
+
+    def part(run: Run, name: str, made_by: str, make: object) -> None:
+        raise Asked(made_by)
+
+    monkeypatch.setattr(Run, "part", part)
+    peaksim, told = load("scenes", device="cpu"), []
+    for scorer in (SGI(), SGI(grid="none"), SGI()):
+        monkeypatch.setattr(scorers, "scorers", lambda scorer=scorer: {"sgi": scorer})
+        with pytest.raises(Asked) as found:
+            scorers._part(Run(tmp_path), peaksim, ScenesBenchmark(categories=("color",)), heads=False)
+        told.append(str(found.value))
+    assert told[0] == told[2] != told[1]
 
 
 @pytest.fixture

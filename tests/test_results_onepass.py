@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,21 @@ def test_a_first_seed_that_is_not_the_shipped_head_is_told(small: Run):
     write_figures(small.figures / "onepass-seeds.jsonl", [Figure(name, 3, 2.0, 2.0, 2.0) for name in names])
     with pytest.raises(ResultsDiffer, match=r"seed 0 held_out color: found 200\.0 %"):
         onepass.section(small)
+
+
+def test_seeds_that_are_not_there_are_written_by_the_training(small: Run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(onepass, "_measured", lambda *_: [])
+    with pytest.raises(FileNotFoundError, match=r"onepass-seeds\.jsonl is missing; `make results-train` writes it"):
+        onepass.section(small)
+
+
+def test_a_seed_is_trained_with_the_settings_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    preset = replace(onepass.TRAINING["window_head"], clip_norm=0.5)
+    monkeypatch.setattr(onepass, "TRAINING", {"window_head": preset})
+    run = Run(tmp_path)
+    wanted = replace(preset, output=tmp_path / "onepass" / "2", seed=2, evaluate_every=0)
+    assert onepass.training(run, 2, None) == wanted
+    assert onepass.training(run, 2, 3) == replace(wanted, steps=3, warmup_steps=3)
 
 
 def test_committed_figures_are_of_the_shipped_head():

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from engine.encoders.scenes import save_scenes
 from engine.encoders.scenes_model import ScenesModel, ScenesModelConfig
@@ -148,6 +150,51 @@ def test_the_file_says_whose_embeddings_it_takes(generator, tmp_path):
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(ValueError, match="is not a whole safetensors file"):
         load_generator(path)
+
+
+DAMAGED = {
+    "no object": (lambda plain: 3, "is not a whole safetensors file of peaksim's"),
+    "no fingerprint": (lambda plain: without(plain, "fingerprint"), r"header that cannot be read \(no fingerprint\)"),
+    "no config": (lambda plain: without(plain, "config"), r"header that cannot be read \(no config\)"),
+    "a list": (lambda plain: plain | {"config": [1]}, "has a header that cannot be read"),
+    "another field": (lambda plain: plain | {"config": {"length": 3}}, "has a header that cannot be read"),
+    "words": (lambda plain: plain | {"config": dict.fromkeys(plain["config"], "x")}, "a header that cannot be read"),
+}
+
+
+def without(plain: dict, name: str) -> dict:
+    return {key: value for key, value in plain.items() if key != name}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_damaged_header_is_told_with_the_file(generator, tmp_path, case):
+    change, message = DAMAGED[case]
+    for module, read in ((generator, load_generator), (SceneJudge(), load_judge)):
+        path = module.save(tmp_path / f"{module.name}.safetensors")
+        with safe_open(path, framework="pt") as file:
+            header = json.loads(file.metadata()["peaksim"])
+        save_file(load_file(path), path, metadata={"peaksim": json.dumps(change(header))})
+        with pytest.raises(ValueError, match=rf"{read.__name__}: .*{module.name}\.safetensors .*{message}"):
+            read(path)
+
+
+def test_a_sheet_that_is_stopped_leaves_the_old_one(engine, parts, tmp_path, monkeypatch):
+    path = tmp_path / "sheet.png"
+    path.write_bytes(b"old")
+    with pytest.raises(ValueError, match=r"sheet: .*sheet\.xyz must end in \.png or like another picture, got '\.xyz'"):
+        results.sheet(engine, parts, prompts(1), tmp_path / "sheet.xyz")
+
+    def full(picture: Image.Image, path: Path, **options: object) -> None:
+        path.write_bytes(b"half")
+        raise OSError("no space left")
+
+    with monkeypatch.context() as context:
+        context.setattr(Image.Image, "save", full)
+        with pytest.raises(OSError, match="no space left"):
+            results.sheet(engine, parts, prompts(1), path)
+    assert path.read_bytes() == b"old"
+    with Image.open(results.sheet(engine, parts, prompts(1), tmp_path / "deep" / "sheet.bmp")) as found:
+        assert found.format == "BMP"
 
 
 def test_drawing_refuses_embeddings_of_another_encoder(engine, parts):

@@ -45,7 +45,7 @@ class TrainPeakPatch(OnData):
     skip_figures: bool = False
     """Do not evaluate on held-out negation items along the way."""
     figure_items: int = 150
-    """Held-out items that are evaluated."""
+    """Items that are evaluated: rendered scenes that no training shows, also where your own pictures are trained on."""
     head: PeakPatchConfig = PeakPatchConfig(dropout=SCENES_HEAD.dropout)  # noqa: RUF009 (frozen)
     """Sizes, layers and parts of the head; 0 takes what fits the model."""
     objective: JointObjective = SCENES
@@ -91,7 +91,10 @@ class TrainPeakPatch(OnData):
                 "train: peakpatch needs to know what is absent from each picture, as of --data coco:CAPTIONS.json with "
                 f"--instances FILE, got --data {self.data}"
             )
-        return photo_rows(self.read().items, seed=self.data_seed)
+        rows, problems = photo_rows(self.read().items, seed=self.data_seed)
+        report_problems(problems)
+        report(f"{len(rows)} rows")
+        return rows
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,6 @@ pictures): how far apart captions are at all.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from os import PathLike
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from engine.datasets.files import read_csv
 from engine.scenes.captions import RELATIONS, phrase, with_article
 from engine.scenes.items import controlled_items
 from engine.scenes.negation import RetrievalItem, retrieval_items
@@ -26,7 +26,7 @@ CHANGES = (
     "negation", "existence", "denial", "color swap", "size swap", "material swap", "relation", "word order",
 )  # fmt: skip
 CONTROLS = ("paraphrase", "filler", "unrelated")
-COLUMNS = ("kind", "text", "changed", "image")
+COLUMNS = ("kind", "text", "changed")
 _OPENINGS = ("a photo of", "a picture of", "an image of", "a drawing of", "an image showing", "this image shows")
 
 
@@ -125,25 +125,22 @@ def read_changes(path: str | PathLike[str]) -> ChangeSet:
     """Pairs of one's own: a CSV file with the columns kind, text, changed and, if there are pictures, image.
 
     `image` is a path, relative to the file's folder, of a picture that `text` is true of; empty for none. Kinds
-    named like `CONTROLS` are shown as controls, and "negation" decides which layers are proposed.
+    named like `CONTROLS` are shown as controls, and "negation" decides which layers are proposed. A caption with its
+    picture counts once, whatever rows it stands in.
 
-    Raises ValueError naming the line for a missing column or an empty cell.
+    Raises ValueError naming the row for an empty cell, and what `read_csv` refuses.
     """
     file = Path(path)
-    changes, captions, images = [], [], []
-    with file.open(newline="", encoding="utf-8") as lines:
-        reader = csv.DictReader(lines)
-        absent = [name for name in COLUMNS[:3] if name not in (reader.fieldnames or ())]
-        if absent:
-            raise ValueError(f"read_changes: {file} must have the columns {', '.join(COLUMNS[:3])}; no {absent[0]}")
-        for row in reader:
-            cells = [(row[name] or "").strip() for name in COLUMNS[:3]]
-            if not all(cells):
-                raise ValueError(f"read_changes: {file}, line {reader.line_num}: {COLUMNS[cells.index('')]} is empty")
-            changes.append(Change(*cells))
-            if row.get("image"):
-                captions.append(cells[1])
-                images.append(file.parent / row["image"])
+    changes: list[Change] = []
+    pictures: dict[tuple[str, Path], None] = {}
+    for number, row in enumerate(read_csv(file, COLUMNS), 1):
+        cells = [row[name].strip() for name in COLUMNS]
+        if not all(cells):
+            raise ValueError(f"read_changes: {file} row {number}: {COLUMNS[cells.index('')]} is empty")
+        changes.append(Change(*cells))
+        if image := row.get("image", "").strip():
+            pictures[cells[1], file.parent / image] = None
     if not changes:
         raise ValueError(f"read_changes: {file} must hold at least one pair, got none")
+    captions, images = (text for text, _ in pictures), (image for _, image in pictures)
     return ChangeSet(tuple(changes), tuple(captions), tuple(images), file.name)

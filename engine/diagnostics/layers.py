@@ -7,7 +7,7 @@ change of a caption T into T',
     VA(l)  = mean over captions of ⟨f^l(T), f(I)⟩              visual alignment with the caption's own picture
 
 and, since both change with how far apart all captions are at a layer, the controls: pairs that mean the same, pairs
-that have nothing in common, and VA minus that with another caption's picture. LCD and VA after Lu, Chen and Chaterji
+that have nothing in common, and VA minus that with another picture. LCD and VA after Lu, Chen and Chaterji
 2026 ("PeakPatch"), whose formulas we could not see: this is our reading. Controls and kinds of change are ours.
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,7 @@ class LayerReport:
     Attributes:
         model, fingerprint: of the encoder.
         source: of the captions.
-        curves: changes, then controls, then alignment.
+        curves: changes, then controls, then alignment; that over chance where there are two pictures.
         peak, anchor: proposed layers of an embedding correction: where the contrast of negation is largest, and three
             quarters of the way there (the paper's 8 and 6 of 12). 0 where no negation was measured.
         collapse: contrast of negation lost between the peak and the last layer, paired by caption (0 when the last is
@@ -131,8 +132,11 @@ def diagnose_layers(engine: Engine, data: ChangeSet, *, batch_size: int = 64) ->
     if data.images:
         pictures = engine.encode_images(list(data.images), batch_size=batch_size)
         texts = engine.encode_texts(list(data.captions), scorer=needs, batch_size=batch_size)
-        own, gap = alignments(layer_embeddings(texts, readout, layers), pictures.embedding.cpu())
-        curves += [make_curve(ALIGNMENT, "alignment", own), make_curve(GAP, "alignment", gap)]
+        embeddings, found = layer_embeddings(texts, readout, layers), pictures.embedding.cpu()
+        own, gap = alignments(embeddings, found, other_pictures(data.captions, data.images))
+        curves.append(make_curve(ALIGNMENT, "alignment", own))
+        if gap.shape[1]:
+            curves.append(make_curve(GAP, "alignment", gap))
     spec = engine.spec
     anchor = max(1, round(peak * 6 / 8)) if peak else 0
     return LayerReport(spec.name, spec.fingerprint, data.source, tuple(curves), peak, anchor, collapse)
@@ -151,13 +155,41 @@ def layer_distances(first: Tensor, second: Tensor) -> Tensor:
     return 1 - (first * second).sum(-1)
 
 
-def alignments(texts: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
+def alignments(texts: Tensor, images: Tensor, others: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Cosines `(layers, n)` of captions `(layers, n, D)` with their own images `(n, D)`, and those over chance.
 
-    Chance is the cosine with the next caption's image.
+    Chance is the cosine with the image of row `others[k]`, see `other_pictures`. Captions that have none, -1, are
+    not among the second ones `(layers, m)`.
     """
     own = (texts * images).sum(-1)
-    return own, own - (texts * images.roll(-1, dims=0)).sum(-1)
+    row = torch.tensor(others)
+    some = row >= 0
+    return own, own[:, some] - (texts[:, some] * images[row[some]]).sum(-1)
+
+
+def other_pictures(captions: Sequence[str], images: Sequence[Path | np.ndarray]) -> list[int]:
+    """For each caption and its picture the row of another picture, that this caption does not have; -1 for none.
+
+    It is the next one in the order in which pictures first appear, after the last the first. Paths that are equal are
+    one picture, arrays always several.
+
+    >>> other_pictures(["a", "b", "b", "c"], [Path("1"), Path("1"), Path("2"), Path("3")])
+    [2, 3, 3, 0]
+    """
+    rows: dict[Path | int, int] = {}
+    places: list[int] = []
+    own: dict[str, set[int]] = {caption: set() for caption in captions}
+    for row, (caption, image) in enumerate(zip(captions, images, strict=True)):
+        places.append(rows.setdefault(image if isinstance(image, Path) else row, row))
+        own[caption].add(places[-1])
+    distinct = list(rows.values())
+    number = {place: k for k, place in enumerate(distinct)}
+
+    def other(caption: str, place: int) -> int:
+        following = (distinct[(number[place] + step) % len(distinct)] for step in range(1, len(distinct)))
+        return next((found for found in following if found not in own[caption]), -1)
+
+    return [other(caption, place) for caption, place in zip(captions, places, strict=True)]
 
 
 def make_curve(name: str, role: str, values: Tensor) -> Curve:

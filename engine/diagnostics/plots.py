@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from engine.atomic_files import written_whole
 from engine.diagnostics.layers import NEGATION, LayerReport
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Colours that people with any colour vision tell apart (after Okabe and Ito 2008).
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999933", "#882255")
@@ -58,6 +63,15 @@ def plot_layers(report: LayerReport, path: str | PathLike[str]) -> Path:
         axes.set_xticks(list(range(1, len(report.curves[0].values) + 1)))
         axes.legend(fontsize=7, frameon=False)
     figure.suptitle(f"{report.model} · {report.source}", fontsize=9)
+    return save_figure(figure, path, dpi=150)
+
+
+def save_figure(figure: Figure, path: str | PathLike[str], *, dpi: int) -> Path:
+    """Write a figure, whole or not at all; the format follows the suffix, without one it is PNG.
+
+    Raises ValueError for a suffix of no format that matplotlib writes.
+    """
     target = Path(path)
-    figure.savefig(target, dpi=150)
+    with written_whole(target) as unfinished:
+        figure.savefig(unfinished, dpi=dpi, format=target.suffix[1:] or "png")
     return target

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
@@ -43,10 +44,13 @@ def read_float16(who: str, path: str | PathLike[str], kind: str) -> tuple[dict[s
         with safe_open(path, framework="pt") as file:
             state = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118 (not a dict)
             header = dict(json.loads((file.metadata() or {}).get("peaksim", "{}")))
-    except (SafetensorError, ValueError) as error:
+    except (SafetensorError, TypeError, ValueError) as error:
         raise ValueError(f"{who}: {path} is not a whole safetensors file of peaksim's ({error})") from error
     if header.get("kind") != kind:
         raise ValueError(f"{who}: {path} must hold a {kind}, got {header.get('kind')!r}")
+    for name in ("config", "encoder", "fingerprint"):
+        if name not in header:
+            raise ValueError(f"{who}: {path} has a header that cannot be read (no {name})")
     return header, state
 
 
@@ -59,6 +63,15 @@ def with_weights(who: str, path: str | PathLike[str], module: nn.Module, state: 
     module.eval()
 
 
-def drawn_aside() -> Any:
-    """A block in which drawing first weights, which a file will replace, leaves the caller's random numbers alone."""
-    return torch.random.fork_rng(devices=[])
+@contextmanager
+def built_from_header(who: str, path: str | PathLike[str]) -> Iterator[None]:
+    """A block that builds the module a header describes.
+
+    The first weights it draws, which the file replaces, leave the caller's random numbers alone. Raises ValueError
+    naming the file where the configuration is none of this module's.
+    """
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"{who}: {path} has a header that cannot be read ({error})") from error

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from engine.heads.base import Trainable
-from engine.heads.picture_files import drawn_aside, read_float16, save_float16, with_weights
+from engine.heads.picture_files import built_from_header, read_float16, save_float16, with_weights
 
 FREQUENCIES = 32
 
@@ -188,7 +188,7 @@ def load_generator(path: str | PathLike[str], *, fingerprint: str = "") -> Scene
             f"load_generator: {path} belongs to the encoder {header['encoder']} ({header['fingerprint']}), wanted "
             f"one for {fingerprint}; `peaksim train generator` trains it"
         )
-    with drawn_aside():
+    with built_from_header("load_generator", path):
         generator = SceneGenerator(
             SceneGeneratorConfig(**header["config"]), encoder=header["encoder"], fingerprint=header["fingerprint"]
         )

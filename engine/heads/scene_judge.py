@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from engine.heads.base import Trainable
-from engine.heads.picture_files import drawn_aside, read_float16, save_float16, with_weights
+from engine.heads.picture_files import built_from_header, read_float16, save_float16, with_weights
 from engine.scenes.world import COLORS
 
 
@@ -66,7 +66,7 @@ class SceneJudge(Trainable):
 def load_judge(path: str | PathLike[str]) -> SceneJudge:
     """The judge of a file in evaluation mode. Raises FileNotFoundError, ValueError for a file of something else."""
     header, state = read_float16("load_judge", path, SceneJudge.name)
-    with drawn_aside():
+    with built_from_header("load_judge", path):
         judge = SceneJudge(SceneJudgeConfig(tuple(header["config"]["widths"])))
     with_weights("load_judge", path, judge, state)
     return judge

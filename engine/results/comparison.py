@@ -61,7 +61,7 @@ CLAIMS = (
 
 
 def train(run: Run) -> None:
-    """Train the cells that are not measured in this work folder yet, and put their lines where the section reads."""
+    """Train every cell, or go on with it, measure all of them, and put their lines where the section reads."""
     comparison = Comparison(run, run.figures / f"{NAME}.jsonl", run.figures / f"{NAME}-logs.jsonl")
     for cell in cells():
         comparison.make(cell)

@@ -122,11 +122,6 @@ class Comparison:
         self._measures: dict[str, GroupFigures] = {}
         self._data: dict[tuple[int, ...], HeadData] = {}
 
-    def missing(self, wanted: Sequence[Cell]) -> list[Cell]:
-        """The cells that are not measured yet."""
-        held = {_cell_of(line) for line in read_lines(self.figures)}
-        return [cell for cell in wanted if cell not in held]
-
     def make(self, cell: Cell) -> list[dict[str, Any]]:
         """Train a cell, or go on with it, and measure it; its lines, which are also written."""
         trained, data = self._begun(cell)

@@ -45,10 +45,10 @@ def write_figures(path: Path, figures: Iterable[Figure]) -> None:
         unfinished.write_text("".join(json.dumps(asdict(figure)) + "\n" for figure in figures), encoding="utf-8")
 
 
-def read_figures(path: Path) -> list[Figure]:
-    """What `write_figures` wrote. Raises FileNotFoundError."""
+def read_figures(path: Path, *, written_by: str = "make results") -> list[Figure]:
+    """What `write_figures` wrote. Raises FileNotFoundError naming the command that writes it."""
     if not path.is_file():
-        raise FileNotFoundError(f"results: {path} is missing; `make results` writes it")
+        raise FileNotFoundError(f"results: {path} is missing; `{written_by}` writes it")
     return [Figure(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
 
 

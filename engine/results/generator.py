@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from engine.atomic_files import written_whole
 from engine.benchmarks.scenes import percent
 from engine.engine import Engine, load
 from engine.heads.base import check_belongs, shipped_head
@@ -180,7 +181,13 @@ def drawn(
 
 
 def sheet(engine: Engine, parts: Parts, asked: Sequence[Prompt], path: Path) -> Path:
-    """A picture of pictures: a row for each of a few conditions and embeddings, a column for each prompt."""
+    """A picture of pictures: a row for each of a few conditions and embeddings, a column for each prompt.
+
+    The format follows the suffix. Raises ValueError for one of no format that can be written.
+    """
+    kind = Image.registered_extensions().get(path.suffix.lower())
+    if kind not in Image.SAVE:
+        raise ValueError(f"sheet: {path} must end in .png or like another picture, got {path.suffix!r}")
     rows = []
     for condition in SHEET:
         for embeddings in _embeddings(engine, parts, [prompt.texts[condition] for prompt in asked]):
@@ -188,7 +195,8 @@ def sheet(engine: Engine, parts: Parts, asked: Sequence[Prompt], path: Path) -> 
             rows.append(np.concatenate(list(((made + 1) * 127.5).round().byte().numpy()), axis=1))
     pixels = np.concatenate(rows).repeat(SCALE, axis=0).repeat(SCALE, axis=1)
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(pixels).save(path)
+    with written_whole(path) as unfinished:
+        Image.fromarray(pixels).save(unfinished, format=kind)
     return path
 
 

@@ -80,14 +80,14 @@ def train(run: Run, *, steps: int | None = None, pictures: WindowPictures | None
 def training(run: Run, seed: int, steps: int | None = None) -> HeadTrainConfig:
     """Settings of one seed: those of `peaksim train window_head`, in a folder of the run."""
     preset = TRAINING[WindowHead.name]
-    return HeadTrainConfig(
+    steps = steps or preset.steps
+    return replace(
+        preset,
         output=run.folder / NAME / str(seed),
         seed=seed,
-        steps=steps or preset.steps,
-        batch_size=preset.batch_size,
-        learning_rate=preset.learning_rate,
-        weight_decay=preset.weight_decay,
-        warmup_steps=min(preset.warmup_steps, steps or preset.steps),
+        steps=steps,
+        warmup_steps=min(preset.warmup_steps, steps),
+        evaluate_every=0,
     )
 
 
@@ -103,7 +103,7 @@ def section(run: Run) -> str:
     held = read_figures(run.figures / f"{scorers.NAME}.jsonl")
     wanted = {f"{name} {SPLIT} {category}" for name in RE_ENCODED for category in CATEGORIES}
     figures = [figure for figure in held if figure.name in wanted] + _measured(run, peaksim, rows, ITEMS)
-    seeds = read_figures(run.figures / f"{NAME}-seeds.jsonl")
+    seeds = read_figures(run.figures / f"{NAME}-seeds.jsonl", written_by="make results-train")
     # The shipped head is that of the first seed: the two files must not drift apart.
     first = [figure for figure in seeds if f", seed {SEEDS[0]} " in figure.name]
     compare_figures(path.name, _renamed(figures, f"{SHIPPED}, seed {SEEDS[0]}"), first)

@@ -274,7 +274,7 @@ def losses(folder: Path) -> dict[str, list[list[float]]]:
         if path.exists():
             lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
             curve = [[line["step"], round(line["loss"], 4)] for line in lines if "loss" in line]
-            found[name] = curve[:: max(1, len(curve) // 8)] + curve[-1:]
+            found[name] = curve[: -1 : max(1, len(curve) // 8)] + curve[-1:]
     return found
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.diagnostics.changes import CONTROLS
 from engine.diagnostics.layers import NEGATION, LayerReport
-from engine.diagnostics.plots import COLOURS, require_matplotlib
+from engine.diagnostics.plots import COLOURS, require_matplotlib, save_figure
 from engine.results.peak_patch_arms import ENCODER, over_seeds
 
 if TYPE_CHECKING:
@@ -60,9 +60,7 @@ def plot_sweep(report: LayerReport, records: Sequence[Mapping[str, Any]], path: 
         axes.set_xlabel(label)
         axes.legend(fontsize=7, frameon=False)
     figure.suptitle(f"{report.model}: {report.source}; heads: {held}", fontsize=9)
-    target = Path(path)
-    figure.savefig(target, dpi=110)
-    return target
+    return save_figure(figure, path, dpi=110)
 
 
 def plot_map(found: CaptionMap, path: str | PathLike[str]) -> Path:
@@ -86,6 +84,4 @@ def plot_map(found: CaptionMap, path: str | PathLike[str]) -> Path:
         axes.set_yticks([])
         axes.legend(fontsize=7, frameon=False)
     figure.suptitle(f"{found.model}: t-SNE of captions and their denials", fontsize=9)
-    target = Path(path)
-    figure.savefig(target, dpi=110)
-    return target
+    return save_figure(figure, path, dpi=110)

@@ -70,7 +70,7 @@ def _report(run: Run, peaksim: Engine, split: str, items: int) -> scenes.ScenesR
 def _part(run: Run, peaksim: Engine, benchmark: scenes.ScenesBenchmark, *, heads: bool) -> scenes.ScenesReport:
     rows = {name: scorer for name, scorer in scorers().items() if (name in TRAINED) == heads}
     files = [sha256(shipped_head(name).read_bytes()).hexdigest() for name in rows if heads]
-    made_by = f"{peaksim.spec.fingerprint} {benchmark!r} {peaksim.segmenter.name} {list(rows)} {files}"
+    made_by = f"{peaksim.spec.fingerprint} {benchmark!r} {peaksim.segmenter.name} {rows!r} {files}"
     (category,) = benchmark.categories
 
     def make() -> dict[str, Any]:

@@ -23,7 +23,7 @@ from engine.features import ImageFeatures, Needs, TextFeatures
 from engine.heads.inputs import shortened
 from engine.images import ImageSource
 from engine.store import FeatureStore, Manifest
-from engine.training.encoded_pictures import encoded_pictures, unread_rows
+from engine.training.encoded_pictures import encoded_pictures, file_state, unread_rows
 from engine.training.head_data import SHARD_ROWS, HeadData, Told
 
 
@@ -149,12 +149,8 @@ def _key(ref: ImageRef) -> tuple[object, ...]:
 
 def _facts(ref: ImageRef) -> list[object]:
     """What tells one picture from another without reading it."""
-    try:
-        size = ref.path.stat().st_size if ref.path is not None else getattr(ref.load, "size_bytes", None)
-    except OSError:
-        # Whoever opens it will say so.
-        size = None
-    return [ref.name, ref.box, size]
+    state = file_state(ref.path) if ref.path is not None else getattr(ref.load, "size_bytes", None)
+    return [ref.name, ref.box, state]
 
 
 def source_of(ref: ImageRef) -> ImageSource:

@@ -56,6 +56,16 @@ def encoded_pictures(
     return ImageFeatures.cat(parts)
 
 
+def file_state(path: Path) -> tuple[int, int] | None:
+    """Size in bytes and time of the last change in ns, which tell a changed file unread; None where there is none."""
+    try:
+        held = path.stat()
+    except OSError:
+        # Whoever opens it will say so.
+        return None
+    return held.st_size, held.st_mtime_ns
+
+
 def unread_rows(store: FeatureStore[ImageFeatures]) -> dict[int, str]:
     """The rows whose pictures could not be read, and why."""
     if not _note(store).exists():

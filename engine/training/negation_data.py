@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from engine.datasets.captioned import CaptionedItem
+from engine.datasets.captioned import CaptionedItem, Problem
 from engine.scenes.captions import with_article
 from engine.scenes.negation_training import TRAINING_SETS, NegationExample, negation_examples
 from engine.scenes.wordings import QUESTION_KINDS, WORDINGS
+from engine.training.encoded_pictures import file_state
 
 ROLES = ("caption", "denied", "contradicted")
 OPTIONS = 4
@@ -58,6 +60,19 @@ class NegationRow:
         """What an engine encodes."""
         return self.image if isinstance(self.image, Path) else self.image.image()
 
+    def picture(self) -> str:
+        """What tells its picture from another without reading or rendering it."""
+        if isinstance(self.image, Path):
+            return repr((str(self.image), file_state(self.image)))
+        return repr((self.image.scene, self.image.render_seed))
+
+
+class PhotoRows(NamedTuple):
+    """Rows of picture files, and what was left out of them."""
+
+    rows: list[NegationRow]
+    problems: tuple[Problem, ...]
+
 
 def scene_rows(n: int, *, seed: int = 0, sets: tuple[str, ...] = TRAINING_SETS) -> list[NegationRow]:
     """`n` rows of rendered scenes; arguments and errors as for `negation_examples`."""
@@ -68,31 +83,40 @@ def scene_rows(n: int, *, seed: int = 0, sets: tuple[str, ...] = TRAINING_SETS) 
     ]  # fmt: skip
 
 
-def photo_rows(
-    pictures: Sequence[CaptionedItem], *, seed: int = 0, captions_per_image: int = 3
-) -> list[NegationRow]:
-    """Rows of picture files with captions and categories; pictures of fewer than two categories are left out.
+def photo_rows(pictures: Sequence[CaptionedItem], *, seed: int = 0, captions_per_image: int = 3) -> PhotoRows:
+    """Rows of picture files with captions and categories.
 
     What is denied truly is a category of other pictures that is absent from this one and that its captions do not
-    name. Right places and kinds rotate. Raises ValueError when no picture can be used.
+    name. Right places and kinds rotate. Problems are pictures of fewer than two categories, or that lack none, and
+    before them how many captions there are beyond `captions_per_image` of a picture.
+
+    Raises ValueError when no picture can be used.
     """
     every = sorted({name for picture in pictures for name in picture.present})
     rng = np.random.default_rng((seed, 104))
     rows: list[NegationRow] = []
+    problems: list[Problem] = []
+    unused = 0
     for picture in pictures:
         words = " ".join(picture.captions).lower()
         absent = [name for name in every if name not in picture.present and name not in words]
         present = sorted(set(picture.present))
         if len(present) < 2 or not absent:
+            few = f"two categories must be in it, got {len(present)}"
+            reason = few if len(present) < 2 else "no category is absent from it"
+            problems.append(Problem(str(picture.image.path or picture.image.name), reason))
             continue
         assert picture.image.path is not None  # what has categories is read from files
+        unused += len(picture.captions[captions_per_image:])
         for caption in picture.captions[:captions_per_image]:
             rows.append(_photo_row(picture.image.path, caption, (present, absent), rng, len(rows)))
     if not rows:
         raise ValueError(
             f"photo_rows: needs a picture of two categories and a caption that others lack, got none in {len(pictures)}"
         )
-    return rows
+    if unused:
+        problems.insert(0, Problem(f"captions after the first {captions_per_image} of a picture", f"{unused} of them"))
+    return PhotoRows(rows, tuple(problems))
 
 
 def _photo_row(

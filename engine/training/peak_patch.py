@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -53,10 +54,12 @@ class NegationData(HeadData):
 
     def batch(self, items: Tensor) -> tuple[ImageFeatures, TextFeatures]:
         """As `HeadData.batch`, of the rows whose pictures can be read."""
-        if self.unread:
-            kept = torch.tensor([row for row in range(len(self.images)) if row not in self.unread])
-            items = kept[items]
-        return super().batch(items)
+        return super().batch(self.readable[items] if self.unread else items)
+
+    @cached_property
+    def readable(self) -> Tensor:
+        """The row of each item, int64 `(N,)`."""
+        return torch.tensor([row for row in range(len(self.images)) if row not in self.unread])
 
 
 def head_for(encoder: EncoderSpec, config: PeakPatchConfig) -> PeakPatchConfig:
@@ -70,16 +73,17 @@ def head_for(encoder: EncoderSpec, config: PeakPatchConfig) -> PeakPatchConfig:
 def negation_data(
     engine: Engine, needs: Needs, rows: Sequence[NegationRow], folder: Path, *, told: Told | None = None
 ) -> NegationData:
-    """Features of the rows by this engine, computed once into a store below `folder`.
+    """Features of the rows by this engine, computed once into two stores below `folder`.
 
-    The store's name follows from encoder, needs and texts, so that seeds share it, and ablations that are given the
-    needs of the whole head. `told` is called with (what is being encoded, rows done, rows in all). Raises what
-    `FeatureStore` raises. Pictures that cannot be read are left out.
+    The stores' names follow from the encoder and from the pictures as they are, or from needs and texts, so that seeds
+    share both, heads of any layers the pictures, and ablations that are given the needs of the whole head the texts.
+    `told` is called with (what is being encoded, rows done, rows in all). Raises what `FeatureStore` raises. Pictures
+    that cannot be read are left out.
     """
     # Each answer is scored by itself, so their order means nothing: the right one goes first.
     texts = [text for row in rows for text in (*row.texts[: len(ROLES)], *_right_first(row))]
     fingerprint = engine.spec.fingerprint
-    source = hashlib.sha256("\n".join([fingerprint, str(needs), *texts]).encode()).hexdigest()[:16]
+    contents = {"images": [row.picture() for row in rows], "texts": [str(needs), *texts]}
 
     def encode_images(start: int, stop: int) -> ImageFeatures:
         return encoded_pictures(engine, Needs(), [row.source for row in rows[start:stop]], stores["images"], start)
@@ -90,6 +94,7 @@ def negation_data(
 
     stores = {}
     for kind, count, encode in (("images", len(rows), encode_images), ("texts", len(texts), encode_texts)):
+        source = hashlib.sha256("\n".join([fingerprint, *contents[kind]]).encode()).hexdigest()[:16]
         manifest = Manifest(kind, count, fingerprint, source, shard_rows=SHARD_ROWS)
         stores[kind] = FeatureStore.create(folder / source / kind, manifest)
         told_of = None if told is None else (lambda done, total, kind=kind: told(kind, done, total))
