@@ -88,10 +88,12 @@ def test_window_head_makes_regions_for_sgi(tmp_path, capsys):
     # Of pictures of one's own, too.
     Image.new("RGB", (120, 80), "red").save(tmp_path / "a.png")
     Image.new("RGB", (64, 64), "blue").save(tmp_path / "b.png")
+    (tmp_path / "c.png").write_bytes(b"broken")
     folders = ("--features", str(tmp_path / "features"), "--output", str(tmp_path / "own"))
     assert main(["train", "window_head", "--images", str(tmp_path), *small, *folders]) == 0
     done = capsys.readouterr()
     assert "peaksim: features of windows: 2/2" in done.err and "group" not in done.err
+    assert f"left out {tmp_path / 'c.png'}: this is not an image" in done.err
     call = ["eval", "scenes", "--limit", "2", "--scorer", "sgi", "--option", "crops=windows", "--json"]
     assert main([*call, "--option", f"head={path}"]) == 0
     assert json.loads(capsys.readouterr().out)

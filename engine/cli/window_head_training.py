@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from engine.cli.options import Shared, image_files
-from engine.cli.training_data import report, show_trained, told
+from engine.cli.training_data import report, report_problems, show_trained, told
 from engine.heads.window_head import WindowHeadConfig
 from engine.training.heads import HeadTrainConfig, train_head
 from engine.training.presets import TRAINING
@@ -16,6 +16,7 @@ from engine.training.windows import (
     WindowObjective,
     WindowPictures,
     begun,
+    readable_files,
     window_data,
     wordings_of,
 )
@@ -47,7 +48,7 @@ class TrainWindowHead(Shared):
         from engine.benchmarks.heads import WindowFigures
         from engine.engine import load
 
-        own = tuple(map(str, image_files(self.images))) if self.images else None
+        own = self.own_files()
         peaksim = load(self.model, device=self.device)
         layers = self.head.fitted(peaksim.spec).layers
         pictures = self.pictures if own is None else OwnPictures(own, self.pictures, peaksim.spec.resize)
@@ -62,3 +63,11 @@ class TrainWindowHead(Shared):
         use = f"--scorer sgi --option crops=windows --option full_image=False --option head={path}"
         show_trained(as_json=self.json, use=use, facts={"head": str(path), "scorer": "sgi"})
         return 0
+
+    def own_files(self) -> tuple[str, ...] | None:
+        """The pictures of one's own that can be read; the others are named. None for rendered scenes."""
+        if not self.images:
+            return None
+        kept, problems = readable_files(tuple(map(str, image_files(self.images))))
+        report_problems(problems)
+        return kept
