@@ -5,11 +5,15 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
+from engine.cli import window_head_training
 from engine.cli.main import main
 from engine.cli.peak_patch_training import TrainECN, TrainPeakPatch, TrainSCN
 from engine.cli.training import OnQuads, TrainHead
@@ -25,8 +29,9 @@ from engine.heads.tfglobal import TFGlobalConfig
 from engine.heads.tflocal import TFLocalConfig
 from engine.heads.window_head import WindowHeadConfig
 from engine.training.heads import HeadTrainConfig
+from engine.training.processes import Processes
 from engine.training.scenes import ScenesTrainConfig
-from engine.training.windows import WindowObjective, WindowPictures
+from engine.training.windows import WindowData, WindowObjective, WindowPictures, window_data
 
 SMALL = ("--items", "3", "--categories", "color", "size", "--steps", "2", "--batch-size", "2", "--skip-figures")
 
@@ -97,6 +102,39 @@ def test_window_head_makes_regions_for_sgi(tmp_path, capsys):
     call = ["eval", "scenes", "--limit", "2", "--scorer", "sgi", "--option", "crops=windows", "--json"]
     assert main([*call, "--option", f"head={path}"]) == 0
     assert json.loads(capsys.readouterr().out)
+
+
+def test_of_several_processes_the_main_one_makes_the_windows_and_each_has_its_place(tmp_path, monkeypatch):
+    asked: list[str] = []
+
+    class Noted(Processes):
+        def place(self, device: str) -> str:
+            asked.append(device)
+            return "cpu"
+
+        @contextmanager
+        def main_first(self) -> Iterator[None]:
+            asked.append("main first")
+            yield
+            asked.append("the others")
+
+    def noted(*given: Any, **more: Any) -> WindowData:
+        asked.append("windows")
+        return window_data(*given, **more)
+
+    monkeypatch.setattr(window_head_training, "processes", Noted)
+    monkeypatch.setattr(window_head_training, "window_data", noted)
+    small = ("--pictures", "2", "--windows", "2", "--steps", "1", "--batch-size", "2", "--layers", "5")
+    folders = ("--features", str(tmp_path / "features"), "--output", str(tmp_path / "run"))
+    assert main(["train", "window_head", *small, *folders, "--skip-figures", "--wordings", "2"]) == 0
+    assert asked == ["auto", "main first", "windows", "the others"]
+
+
+def test_a_generator_is_not_trained_by_several_processes(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("engine.cli.generator_training.processes", lambda: Processes(1, 2))
+    assert main(["train", "generator", "--output", str(tmp_path / "run")]) == 2
+    assert "train generator: must run in one process, got 2; call it without" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 HEADS = ("max_sim_head", "tflocal", "tfglobal", "linear", "window_head", "peakpatch", "ecn", "scn")

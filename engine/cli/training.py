@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from tyro.conf import subcommand
 
+from engine.cli.generator_training import TrainGenerator
 from engine.cli.options import Shared
 from engine.cli.outputs import check_folder
 from engine.cli.peak_patch_training import TrainECN, TrainPeakPatch, TrainSCN
-from engine.cli.pictures import TrainGenerator
 from engine.cli.training_data import NegativesOption, OnData, report, report_problems, show_trained, told
 from engine.cli.window_head_training import TrainWindowHead
 from engine.datasets.captioned import CaptionedImages

@@ -10,6 +10,7 @@ from engine.cli.training_data import report, report_problems, show_trained, told
 from engine.heads.window_head import WindowHeadConfig
 from engine.training.heads import HeadTrainConfig, train_head
 from engine.training.presets import TRAINING
+from engine.training.processes import processes
 from engine.training.windows import (
     OwnPictures,
     WindowLoss,
@@ -49,10 +50,12 @@ class TrainWindowHead(Shared):
         from engine.engine import load
 
         own = self.own_files()
-        peaksim = load(self.model, device=self.device)
+        shared = processes()
+        peaksim = load(self.model, device=shared.place(self.device))
         layers = self.head.fitted(peaksim.spec).layers
         pictures = self.pictures if own is None else OwnPictures(own, self.pictures, peaksim.spec.resize)
-        data = window_data(peaksim, layers, pictures, self.features, told=told)
+        with shared.main_first():
+            data = window_data(peaksim, layers, pictures, self.features, told=told)
         head = begun(peaksim, data, self.head, seed=self.training.seed)
         figures = None if self.skip_figures or own is not None else WindowFigures(peaksim, items=self.figure_items)
         # Of pictures of one's own nothing is known that captions could say.
