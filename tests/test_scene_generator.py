@@ -245,6 +245,38 @@ def test_a_judge_that_sees_everything_is_sensitive_and_not_specific():
     assert found["sensitivity"]["value"] == 1 and found["specificity"]["value"] == 0
 
 
+def test_a_judge_sees_pictures_where_it_is():
+    moved: list[str] = []
+
+    class Answer(torch.Tensor):
+        """On a device whose numbers numpy cannot read until they are brought to the CPU."""
+
+        def cpu(self) -> torch.Tensor:  # type: ignore[override]
+            return torch.ones(self.shape, dtype=torch.bool)
+
+    class Elsewhere(SceneJudge):
+        def seen(self, pictures: torch.Tensor) -> torch.Tensor:
+            moved.append(pictures.device.type)
+            return torch.empty(len(pictures), len(COLORS), device="meta").as_subclass(Answer)
+
+    found = judged(Elsewhere().to("meta"), 20)
+    assert moved == ["meta"] and found["sensitivity"]["value"] == 1
+
+
+def test_generator_and_judge_are_trained_where_the_encoder_is(engine, tmp_path, monkeypatch):
+    places: dict[str, str] = {}
+
+    def train(head: torch.nn.Module, *given: object, **more: object) -> Path:
+        places[head.name] = next(head.parameters()).device.type
+        return tmp_path
+
+    monkeypatch.setattr(results, "train_head", train)
+    monkeypatch.setattr(results, "GeneratorData", lambda *given, **more: None)
+    monkeypatch.setattr(engine.encoder, "device", torch.device("meta"))
+    train_generator(engine, tmp_path, scenes=SmallScenes(8))
+    assert places == {"scene_judge": "meta", "scene_generator": "meta"}
+
+
 def test_prompts_ask_for_one_thing_and_deny_another():
     asked = prompts(30, seed=2)
     assert asked == prompts(40, seed=2)[:30] and asked != prompts(30, seed=3)
