@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.cli.training_data import OnData, report, report_problems, show_trained, told
+from engine.cli.outputs import check_folder
+from engine.cli.training_data import OnData, check_figure_items, report, report_problems, show_trained, told
 from engine.heads.peak_patch import PeakPatch, PeakPatchConfig
 from engine.scenes.negation_training import TRAINING_SETS
 from engine.scenes.wordings import WordingSet
@@ -58,6 +59,10 @@ class TrainPeakPatch(OnData):
         from engine.benchmarks.negation_figures import NegationFigures
         from engine.engine import load
 
+        check_folder("--output", self.training.output)
+        check_folder("--features", self.features)
+        if not self.skip_figures:
+            check_figure_items(self.figure_items)
         rows = self.read_rows()
         shared = processes()
         peaksim = load(self.model, device=shared.place(self.device))

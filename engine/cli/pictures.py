@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.cli.options import OptionalFile, WithModel
+from engine.cli.outputs import check_file
 from engine.cli.progress import steps
 from engine.cli.tables import show_json, show_markdown
 
@@ -30,6 +31,7 @@ class DiagnoseGenerator(WithModel):
         """Print the table."""
         from engine.results.generator import Files, draw, prompts, sheet, table
 
+        check_file("--sheet", self.sheet, suffixes=(".png",))
         engine = self.engine()
         files = Files.of(self.generator, self.judge, self.head)
         parts = files.load(engine.spec.fingerprint, engine.encoder.device)

@@ -12,7 +12,16 @@ from engine.cli.generator_training import TrainGenerator
 from engine.cli.options import Shared
 from engine.cli.outputs import check_folder
 from engine.cli.peak_patch_training import TrainECN, TrainPeakPatch, TrainSCN
-from engine.cli.training_data import NegativesOption, OnData, report, report_problems, show_trained, told
+from engine.cli.training_data import (
+    SCENES,
+    NegativesOption,
+    OnData,
+    check_figure_items,
+    report,
+    report_problems,
+    show_trained,
+    told,
+)
 from engine.cli.window_head_training import TrainWindowHead
 from engine.datasets.captioned import CaptionedImages
 from engine.heads.base import Head, HeadConfig
@@ -88,6 +97,15 @@ class WithNegatives(OnQuads, OnData):
     wordings: tuple[WordingSet, ...] = TRAINING_SETS
     """How captions of scenes deny, with --negatives negation."""
 
+    def check_outputs(self, features: Path | None = None) -> None:
+        """Refuse folders that cannot be written, and figures of nothing, before anything is computed."""
+        check_folder("--output", self.training.output)
+        if features is not None:
+            check_folder("--features", features)
+        # Figures of the data themselves are of what there is.
+        if self.data == SCENES and not self.skip_figures:
+            check_figure_items(self.figure_items)
+
     def own_items(self) -> CaptionedImages | None:
         """The items with their negatives, of which the loss can be computed; None for the quads of scenes.
 
@@ -129,6 +147,7 @@ class TrainHead(WithNegatives):
         from engine.engine import load
         from engine.heads.registry import HEADS
 
+        self.check_outputs(self.features)
         # Read first: what is wrong with files should not wait for a model.
         own = self.own_items()
         shared = processes()
@@ -233,6 +252,7 @@ class TrainFinetune(WithNegatives):
             readable,
         )
 
+        self.check_outputs()
         own = self.own_items()
         figures: Evaluate | None = None if self.skip_figures else self.figures
         if own is not None:

@@ -78,6 +78,12 @@ def report(text: str) -> None:
         tables.report(text)
 
 
+def check_figure_items(items: int) -> None:
+    """Raise ValueError for figures of no item at all."""
+    if items < 1:
+        raise ValueError(f"--figure-items must be at least 1, got {items}; --skip-figures leaves the figures out")
+
+
 def told(what: str, done: int, total: int) -> None:
     """Say how far the features are."""
     report(f"features of {what}: {done}/{total}")

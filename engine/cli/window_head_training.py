@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from engine.cli.options import Shared, image_files
-from engine.cli.training_data import report, report_problems, show_trained, told
+from engine.cli.outputs import check_folder
+from engine.cli.training_data import check_figure_items, report, report_problems, show_trained, told
 from engine.heads.window_head import WindowHeadConfig
 from engine.training.heads import HeadTrainConfig, train_head
 from engine.training.presets import TRAINING
@@ -49,6 +50,10 @@ class TrainWindowHead(Shared):
         from engine.benchmarks.heads import WindowFigures
         from engine.engine import load
 
+        check_folder("--output", self.training.output)
+        check_folder("--features", self.features)
+        if not (self.images or self.skip_figures):
+            check_figure_items(self.figure_items)
         own = self.own_files()
         shared = processes()
         peaksim = load(self.model, device=shared.place(self.device))
