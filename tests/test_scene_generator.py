@@ -334,6 +334,19 @@ def test_files_refuse_a_head_without_correction_of_captions(engine, parts, tmp_p
         files.load(engine.spec.fingerprint, torch.device("cpu"))
 
 
+def test_the_command_trains_as_what_is_shipped_was_trained(model, tmp_path, capsys, monkeypatch):
+    asked: dict[str, object] = {}
+
+    def train(engine: Engine, folder: Path, **more: object) -> tuple[Path, Path]:
+        asked.update(more)
+        return folder / "generator", folder / "judge"
+
+    monkeypatch.setattr(results, "train_generator", train)
+    Shell(capsys).json("train", "generator", "--model", model, "--output", tmp_path)
+    assert asked["scenes"] == results.SCENES
+    assert (asked["training"], asked["judging"]) == (results.GENERATOR_TRAINING, results.JUDGE_TRAINING)
+
+
 def test_the_commands(model, engine, parts, tmp_path, capsys):
     shell = Shell(capsys)
     options = ("--items", "8", "--steps", "1", "--judge-steps", "1", "--batch-size", "8", "--output", tmp_path / "run")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.cli.options import Shared
 from engine.cli.outputs import check_folder
 from engine.cli.tables import report, show_json, show_line
 from engine.training.processes import processes
+from engine.training.scene_generator import GENERATOR_TRAINING, JUDGE_TRAINING, SmallScenes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,22 +22,19 @@ class TrainGenerator(Shared):
     """cpu, cuda, ...; auto takes an accelerator where there is one."""
     output: Path = Path("runs/pictures")
     """Folder of both runs; a stopped one goes on where it was."""
-    items: int = 20_000
+    items: int = SmallScenes.items
     """Scenes that the generator learns from."""
-    steps: int = 1500
+    steps: int = GENERATOR_TRAINING.steps
     """Length of the generator's training."""
-    judge_steps: int = 500
+    judge_steps: int = JUDGE_TRAINING.steps
     """Length of the judge's training."""
-    batch_size: int = 128
+    batch_size: int = GENERATOR_TRAINING.batch_size
     """Pictures of one step."""
 
     def run(self) -> int:
         """Train both and print where they are."""
-        from dataclasses import replace
-
         from engine.engine import load
         from engine.results.generator import train_generator
-        from engine.training.scene_generator import GENERATOR_TRAINING, JUDGE_TRAINING, SmallScenes
 
         if (count := processes().count) > 1:
             raise ValueError(f"train generator: must run in one process, got {count}; call it without a launcher")
