@@ -32,6 +32,7 @@ from engine.training.heads import HeadTrainConfig
 from engine.training.processes import Processes
 from engine.training.scenes import ScenesTrainConfig
 from engine.training.windows import WindowData, WindowObjective, WindowPictures, window_data
+from tests import tiny_scenes
 
 SMALL = ("--items", "3", "--categories", "color", "size", "--steps", "2", "--batch-size", "2", "--skip-figures")
 
@@ -53,7 +54,7 @@ def test_train_writes_a_head_that_scores(tmp_path, capsys, kind, more):
     assert train(kind, tmp_path, *more) == 0
     done = capsys.readouterr()
     path = tmp_path / "run" / f"{kind}.safetensors"
-    assert f"--scorer {kind} --option head={path}" in " ".join(done.out.split())
+    assert f"use it as --scorer {kind} --option head={path}" in " ".join(done.out.split())
     assert "peaksim: features of images: 12/12" in done.err and load_head(path).encoder == "scenes"
     # The second call finds features, checkpoint and log, and has nothing left to do.
     assert train(kind, tmp_path, *more, "--json") == 0
@@ -102,6 +103,21 @@ def test_window_head_makes_regions_for_sgi(tmp_path, capsys):
     call = ["eval", "scenes", "--limit", "2", "--scorer", "sgi", "--option", "crops=windows", "--json"]
     assert main([*call, "--option", f"head={path}"]) == 0
     assert json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("call", "scorer"),
+    [
+        (("linear", "--items", "2", "--categories", "color"), "--scorer linear"),
+        (("window_head", "--pictures", "2", "--windows", "2", "--wordings", "2"), "--scorer sgi --option"),
+    ],
+)
+def test_a_head_of_another_model_is_used_with_it(tmp_path, capsys, call, scorer):
+    model = tiny_scenes.write_folder(tmp_path / "model")
+    folders = ("--features", str(tmp_path / "features"), "--output", str(tmp_path / "run"))
+    short = ("--steps", "1", "--batch-size", "2", "--skip-figures")
+    assert main(["train", *call, "--model", model, *short, *folders]) == 0
+    assert f"use it as --model {model} {scorer} " in " ".join(capsys.readouterr().out.split())
 
 
 def test_of_several_processes_the_main_one_makes_the_windows_and_each_has_its_place(tmp_path, monkeypatch):

@@ -342,7 +342,10 @@ def test_the_command_trains_as_what_is_shipped_was_trained(model, tmp_path, caps
         return folder / "generator", folder / "judge"
 
     monkeypatch.setattr(results, "train_generator", train)
-    Shell(capsys).json("train", "generator", "--model", model, "--output", tmp_path)
+    shell = Shell(capsys)
+    assert shell("train", "generator", "--model", model, "--output", tmp_path) == 0
+    use = f"--model {model} --generator {tmp_path / 'generator'} --judge {tmp_path / 'judge'}"
+    assert f"use them as {use}\n" in shell.out
     assert asked["scenes"] == results.SCENES
     assert (asked["training"], asked["judging"]) == (results.GENERATOR_TRAINING, results.JUDGE_TRAINING)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from engine.cli.options import Shared
 from engine.cli.outputs import check_folder
 from engine.cli.tables import report, show_json, show_line
+from engine.cli.training_data import with_model
 from engine.training.processes import processes
 from engine.training.scene_generator import GENERATOR_TRAINING, JUDGE_TRAINING, SmallScenes
 
@@ -50,5 +51,6 @@ class TrainGenerator(Shared):
         if self.json:
             show_json({"generator": str(generator), "judge": str(judge)})
         else:
-            show_line(f"trained; use them as --generator {generator} --judge {judge}")
+            use = with_model(self.model, f"--generator {generator} --judge {judge}")
+            show_line(f"trained; use them as {use}")
         return 0

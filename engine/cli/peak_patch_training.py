@@ -84,6 +84,7 @@ class TrainPeakPatch(OnData):
             as_json=self.json,
             use=f"--scorer {head.name} --option head={path}",
             facts={"head": str(path), "scorer": head.name},
+            model=self.model,
         )
         return 0
 

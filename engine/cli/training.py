@@ -164,6 +164,7 @@ class TrainHead(WithNegatives):
             as_json=self.json,
             use=f"--scorer {self.name} --option head={path}",
             facts={"head": str(path), "scorer": self.name},
+            model=self.model,
         )
         return 0
 

@@ -89,14 +89,19 @@ def told(what: str, done: int, total: int) -> None:
     report(f"features of {what}: {done}/{total}")
 
 
-def show_trained(*, as_json: bool, use: str, facts: Mapping[str, str]) -> None:
-    """Say on standard output how what was trained is used; of several processes the first one speaks."""
+def show_trained(*, as_json: bool, use: str, facts: Mapping[str, str], model: str = "scenes") -> None:
+    """Say on standard output how a head of this model, or a model, is used; of several processes the first speaks."""
     if not processes().is_main:
         return
     if as_json:
         tables.show_json(dict(facts))
     else:
-        tables.show_line(f"trained; use it as {use}")
+        tables.show_line(f"trained; use it as {with_model(model, use)}")
+
+
+def with_model(model: str, use: str) -> str:
+    """Options that use what was trained, behind that of its model where commands do not take it by themselves."""
+    return use if model == "scenes" else f"--model {model} {use}"
 
 
 def report_problems(problems: tuple[Problem, ...]) -> None:

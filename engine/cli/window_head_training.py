@@ -69,7 +69,7 @@ class TrainWindowHead(Shared):
         loss = WindowLoss(objective, wordings)
         path = train_head(head, data, self.training, objective=loss, evaluate=figures, report=report)
         use = f"--scorer sgi --option crops=windows --option full_image=False --option head={path}"
-        show_trained(as_json=self.json, use=use, facts={"head": str(path), "scorer": "sgi"})
+        show_trained(as_json=self.json, use=use, facts={"head": str(path), "scorer": "sgi"}, model=self.model)
         return 0
 
     def own_files(self) -> tuple[str, ...] | None:
