@@ -96,7 +96,7 @@ def test_window_head_makes_regions_for_sgi(tmp_path, capsys):
     Image.new("RGB", (64, 64), "blue").save(tmp_path / "b.png")
     (tmp_path / "c.png").write_bytes(b"broken")
     folders = ("--features", str(tmp_path / "features"), "--output", str(tmp_path / "own"))
-    assert main(["train", "window_head", "--images", str(tmp_path), *small, *folders]) == 0
+    assert main(["train", "window_head", "--images", str(tmp_path), *small[2:], *folders]) == 0
     done = capsys.readouterr()
     assert "peaksim: features of windows: 2/2" in done.err and "group" not in done.err
     assert f"left out {tmp_path / 'c.png'}: this is not an image" in done.err
@@ -181,6 +181,39 @@ def test_every_option_has_words_on_one_line(kind):
             assert isinstance(words, ast.Expr) and isinstance(words.value.value, str), line.target.id
             # Help breaks its lines where the source does.
             assert "\n" not in words.value.value, line.target.id
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (("linear", "--wordings", "held_out"), "train --data scenes --negatives auto: has no use for --wordings"),
+        (("linear", "--negatives", "negation", "--categories", "size"), "negatives negation: has no use for --categ"),
+        (("linear", "--negatives", "negation", "--described-share", ".5"), "has no use for --described-share"),
+        (("linear", "--data", "coco:x.json", "--items", "3"), "train --data coco:x.json: has no use for --items"),
+        (("linear", "--data", "coco:x.json", "--categories", "size"), "has no use for --categories"),
+        (("finetune", "--data", "coco:x.json", "--described-share", ".5"), "has no use for --described-share"),
+        (("finetune", "--data", "coco:x.json", "--wordings", "held_out"), "has no use for --wordings"),
+        (("peakpatch", "--loss", "batch"), "train peakpatch: has no use for --loss"),
+        (("ecn", "--batch-weight", "1"), "train peakpatch: has no use for --batch-weight"),
+        (("window_head", "--loss", "batch"), "train window_head: has no use for --loss"),
+        (("window_head", "--batch-weight", "1"), "train window_head: has no use for --batch-weight"),
+        (("window_head", "--images", "x", "--wording", "1"), "window_head --images: has no use for --wording"),
+        (("window_head", "--images", "x", "--wordings", "9"), "window_head --images: has no use for --wordings"),
+        (("window_head", "--images", "x", "--pictures", "9"), "window_head --images: has no use for --pictures"),
+        (("window_head", "--images", "x", "--figure-items", "9"), "has no use for --figure-items"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused_by_name(tmp_path, monkeypatch, capsys, call, message):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *call]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", [("--rows", "9"), ("--wordings", "held_out")])
+def test_peakpatch_refuses_what_scenes_alone_have(tmp_path, monkeypatch, capsys, option):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "scn", "--data", "coco:x.json", "--instances", "y.json", *option]) == 2
+    assert f"train peakpatch --data coco:x.json: has no use for {option[0]}" in capsys.readouterr().err
 
 
 def test_a_wrong_call_is_one_line(tmp_path, capsys):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import subcommand
 
-from engine.cli.options import OptionalFile, WithModel
+from engine.cli.options import OptionalFile, WithModel, check_unused
 from engine.cli.outputs import check_file
 from engine.cli.peak_diagnosis import PICTURES, DiagnoseAblation, DiagnoseMap, DiagnosePeak
 from engine.cli.pictures import DiagnoseGenerator
@@ -42,6 +42,7 @@ class DiagnoseLayers(WithModel):
         if self.plot is not None:
             require_matplotlib()
         if self.pairs is not None:
+            check_unused("diagnose layers --pairs", self, "items", "split", "seed")
             data = read_changes(self.pairs)
         else:
             data = scene_changes(self.items, seed=self.seed, split=self.split)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from engine.cli.options import check_unused
 from engine.cli.outputs import check_folder
 from engine.cli.training_data import OnData, check_figure_items, report, report_problems, show_trained, told
 from engine.heads.peak_patch import PeakPatch, PeakPatchConfig
@@ -59,6 +60,7 @@ class TrainPeakPatch(OnData):
         from engine.benchmarks.negation_figures import NegationFigures
         from engine.engine import load
 
+        check_unused("train peakpatch", self.training, "loss", "batch_weight")
         check_folder("--output", self.training.output)
         check_folder("--features", self.features)
         if not self.skip_figures:
@@ -97,6 +99,7 @@ class TrainPeakPatch(OnData):
                 "train: peakpatch needs to know what is absent from each picture, as of --data coco:CAPTIONS.json with "
                 f"--instances FILE, got --data {self.data}"
             )
+        check_unused(f"train peakpatch --data {self.data}", self, "rows", "wordings")
         return photo_rows(self.read().items, seed=self.data_seed)
 
 

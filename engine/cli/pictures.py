@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.cli.options import OptionalFile, WithModel
+from engine.cli.options import OptionalFile, PlacedModel
 from engine.cli.outputs import check_file
 from engine.cli.progress import steps
 from engine.cli.tables import show_json, show_markdown
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiagnoseGenerator(WithModel):
+class DiagnoseGenerator(PlacedModel):
     """Draw captions that deny, from embeddings as they are and corrected, and say what the pictures show."""
 
     generator: OptionalFile = None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from tyro.conf import subcommand
 
 from engine.cli.generator_training import TrainGenerator
-from engine.cli.options import Shared
+from engine.cli.options import Shared, check_unused
 from engine.cli.outputs import check_folder
 from engine.cli.peak_patch_training import TrainECN, TrainPeakPatch, TrainSCN
 from engine.cli.training_data import (
@@ -112,12 +112,16 @@ class WithNegatives(OnQuads, OnData):
         Raises ValueError for options that do not go together.
         """
         if self.on_scenes and self.negatives == "auto":
+            check_unused("train --data scenes --negatives auto", self, "wordings")
             return None
         if self.on_scenes:
             if self.negatives != "negation":
                 raise ValueError(f"--negatives: scenes have auto (their quads) or negation, got {self.negatives}")
+            check_unused("train --data scenes --negatives negation", self, "categories", "described_share")
             found = scene_denials(self.items, seed=self.data_seed, sets=self.wordings)
         else:
+            unused = ("items", "categories", "described_share", "wordings")
+            check_unused(f"train --data {self.data}", self, *unused)
             read = self.read()
             has = any(item.negatives for item in read.items)
             kind = ("file" if has else "none") if self.negatives == "auto" else self.negatives

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from engine.cli.options import Shared, image_files
+from engine.cli.options import Shared, check_unused, image_files
 from engine.cli.outputs import check_folder
 from engine.cli.training_data import check_figure_items, report, report_problems, show_trained, told
 from engine.heads.window_head import WindowHeadConfig
@@ -50,6 +50,7 @@ class TrainWindowHead(Shared):
         from engine.benchmarks.heads import WindowFigures
         from engine.engine import load
 
+        check_unused("train window_head", self.training, "loss", "batch_weight")
         check_folder("--output", self.training.output)
         check_folder("--features", self.features)
         if not (self.images or self.skip_figures):
@@ -76,6 +77,10 @@ class TrainWindowHead(Shared):
         """The pictures of one's own that can be read; the others are named. None for rendered scenes."""
         if not self.images:
             return None
+        who = "train window_head --images"
+        check_unused(who, self, "figure_items")
+        check_unused(who, self.pictures, "pictures")
+        check_unused(who, self.objective, "wording", "wordings")
         kept, problems = readable_files(tuple(map(str, image_files(self.images))))
         report_problems(problems)
         return kept
