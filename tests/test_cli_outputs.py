@@ -134,6 +134,59 @@ def test_an_output_that_cannot_be_written_is_refused_first(
     assert (tmp_path / "file").read_text(encoding="utf-8") == "kept"
 
 
+PLAIN_HEADS = ("max_sim_head", "tflocal", "tfglobal", "linear")
+FEATURE_HEADS = (*PLAIN_HEADS, "window_head", "peakpatch", "ecn", "scn")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        *(("train", kind, "--output") for kind in (*FEATURE_HEADS, "finetune")),
+        *(("train", kind, "--output", "run", "--features") for kind in FEATURE_HEADS),
+    ],
+)
+def test_a_training_refuses_its_folders_first(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: tuple[str, ...]
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("engine.engine.load_encoder", stop)
+    monkeypatch.setattr("engine.training.finetune_models.load_encoder", stop)
+    (tmp_path / "file").write_text("kept", encoding="utf-8")
+    assert shell(*call, "file") == 2
+    assert f"{call[-1]} must be a folder, got the file file" in shell.err
+    assert shell(*call, "file/deep") == 1
+    assert f"{call[-1]}: file/deep cannot be written (" in shell.err
+
+
+@pytest.mark.parametrize("kind", [*FEATURE_HEADS, "finetune"])
+def test_figures_of_nothing_are_refused_by_name(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("engine.engine.load_encoder", stop)
+    monkeypatch.setattr("engine.training.finetune_models.load_encoder", stop)
+    assert shell("train", kind, "--figure-items", "0") == 2
+    assert "--figure-items must be at least 1, got 0; --skip-figures leaves the figures out" in shell.err
+
+
+@pytest.mark.parametrize(
+    ("call", "suffix"), [(("layers", "--plot"), ".png, .pdf, .svg"), (("generator", "--sheet"), ".png")]
+)
+def test_a_diagnosis_refuses_its_picture_first(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: tuple[str, str], suffix: str
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("engine.engine.load_encoder", stop)
+    (tmp_path / "folder.png").mkdir()
+    assert shell("diagnose", *call, "folder.png") == 2
+    assert f"{call[-1]} must be a file to write, got the folder folder.png" in shell.err
+    assert shell("diagnose", *call, "a.txt") == 2
+    assert f"{call[-1]} must end in {suffix}, got a.txt" in shell.err
+    (tmp_path / "file").write_text("kept", encoding="utf-8")
+    assert shell("diagnose", *call, "file/a.png") == 1
+    assert f"{call[-1]}: file/a.png cannot be written (" in shell.err
+
+
 def test_what_is_read_is_not_written_over(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     data = write_data(tmp_path / "data")
     image, result = tmp_path / "a.png", tmp_path / "result.json"

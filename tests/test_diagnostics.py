@@ -259,3 +259,6 @@ def test_the_command_prints_a_table_json_and_a_plot(tmp_path, capsys):
     (tmp_path / "pairs.csv").write_text("kind,text,changed\nnegation,a red circle,no red circle\n")
     assert shell("diagnose", "layers", "--pairs", tmp_path / "pairs.csv") == 0
     assert "pairs.csv" in shell.out
+    for option in (("--items", "4"), ("--split", "held_out"), ("--seed", "1")):
+        assert shell("diagnose", "layers", "--pairs", tmp_path / "pairs.csv", *option) == 2
+        assert shell.err == f"peaksim: diagnose layers --pairs: has no use for {option[0]}\n"

@@ -74,7 +74,8 @@ def test_the_command_trains_a_head_that_scores(model, tmp_path, capsys):
     assert (tmp_path / "run" / "pretraining" / "log.jsonl").exists()
     # What is done already is not done again.
     assert shell(*options) == 0
-    assert f"--scorer peakpatch --option head={told['head']}" in shell.out and "features of" not in shell.err
+    assert f"use it as --model {model} --scorer peakpatch --option head={told['head']}" in shell.out
+    assert "features of" not in shell.err
 
 
 def test_rows_are_those_of_the_options(tmp_path, capsys):

@@ -271,6 +271,15 @@ def test_the_map_refuses_what_it_cannot_draw(engine, monkeypatch):
         maps.require_scikit_learn()
 
 
+@pytest.mark.parametrize("kind", ["ablation", "map", "generator"])
+def test_what_runs_in_passes_of_its_own_takes_no_batch_size(tmp_path, monkeypatch, capsys, kind):
+    monkeypatch.chdir(tmp_path)
+    shell = Shell(capsys)
+    assert shell("diagnose", kind, "--batch-size", "8") == 2 and "--batch-size" in shell.err
+    assert shell("diagnose", "peak", "--batch-size", "0") == 2
+    assert shell.err == "peaksim: --batch-size must be at least 1, got 0\n"
+
+
 def test_the_commands(model, tmp_path, capsys):
     shell = Shell(capsys)
     options = (

@@ -157,6 +157,7 @@ def test_the_command_trains_when_asked_to(sections):
     ("more", "message"),
     [
         (["--section", "z"], "section must be one of a, b, got 'z'"),
+        (["--train", "--section", "a"], "--train: one of the sections must have heads to train (b), got a"),
         (["--quick", "--train"], "--quick measures what is committed"),
         (["--root", "nowhere"], "nowhere/RESULTS.md is missing"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from functools import partialmethod
 from pathlib import Path
@@ -100,6 +101,16 @@ def test_peak_patch_is_trained_written_and_met(engine, shipped, tmp_path, monkey
     doubt(run.figures / "peak_patch.jsonl")
     with pytest.raises(ResultsDiffer, match=r"global held_out/benchmark choice: found .* over 12 items"):
         peak_patch.section(quick)
+
+
+def test_what_the_plot_needs_is_asked_for_before_anything_is_measured(engine, tmp_path, monkeypatch):
+    def stop(*given: object) -> None:
+        raise AssertionError("something was measured before matplotlib was asked for")
+
+    monkeypatch.setattr(peak_patch, "_measured", stop)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match="needs matplotlib, which is missing"):
+        peak_patch.section(Run(tmp_path / "work", root=tmp_path))
 
 
 def test_the_generator_is_written_met_and_trained(engine, shipped, tmp_path, monkeypatch):

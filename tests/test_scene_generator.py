@@ -292,6 +292,38 @@ def test_a_judge_that_sees_everything_is_sensitive_and_not_specific():
     assert found["sensitivity"]["value"] == 1 and found["specificity"]["value"] == 0
 
 
+def test_a_judge_sees_pictures_where_it_is():
+    moved: list[str] = []
+
+    class Answer(torch.Tensor):
+        """On a device whose numbers numpy cannot read until they are brought to the CPU."""
+
+        def cpu(self) -> torch.Tensor:  # type: ignore[override]
+            return torch.ones(self.shape, dtype=torch.bool)
+
+    class Elsewhere(SceneJudge):
+        def seen(self, pictures: torch.Tensor) -> torch.Tensor:
+            moved.append(pictures.device.type)
+            return torch.empty(len(pictures), len(COLORS), device="meta").as_subclass(Answer)
+
+    found = judged(Elsewhere().to("meta"), 20)
+    assert moved == ["meta"] and found["sensitivity"]["value"] == 1
+
+
+def test_generator_and_judge_are_trained_where_the_encoder_is(engine, tmp_path, monkeypatch):
+    places: dict[str, str] = {}
+
+    def train(head: torch.nn.Module, *given: object, **more: object) -> Path:
+        places[head.name] = next(head.parameters()).device.type
+        return tmp_path
+
+    monkeypatch.setattr(results, "train_head", train)
+    monkeypatch.setattr(results, "GeneratorData", lambda *given, **more: None)
+    monkeypatch.setattr(engine.encoder, "device", torch.device("meta"))
+    train_generator(engine, tmp_path, scenes=SmallScenes(8))
+    assert places == {"scene_judge": "meta", "scene_generator": "meta"}
+
+
 def test_prompts_ask_for_one_thing_and_deny_another():
     asked = prompts(30, seed=2)
     assert asked == prompts(40, seed=2)[:30] and asked != prompts(30, seed=3)
@@ -347,6 +379,22 @@ def test_files_refuse_a_head_without_correction_of_captions(engine, parts, tmp_p
     )
     with pytest.raises(ValueError, match="must hold a peakpatch with an embedding correction, got peakpatch"):
         files.load(engine.spec.fingerprint, torch.device("cpu"))
+
+
+def test_the_command_trains_as_what_is_shipped_was_trained(model, tmp_path, capsys, monkeypatch):
+    asked: dict[str, object] = {}
+
+    def train(engine: Engine, folder: Path, **more: object) -> tuple[Path, Path]:
+        asked.update(more)
+        return folder / "generator", folder / "judge"
+
+    monkeypatch.setattr(results, "train_generator", train)
+    shell = Shell(capsys)
+    assert shell("train", "generator", "--model", model, "--output", tmp_path) == 0
+    use = f"--model {model} --generator {tmp_path / 'generator'} --judge {tmp_path / 'judge'}"
+    assert f"use them as {use}\n" in shell.out
+    assert asked["scenes"] == results.SCENES
+    assert (asked["training"], asked["judging"]) == (results.GENERATOR_TRAINING, results.JUDGE_TRAINING)
 
 
 def test_the_commands(model, engine, parts, tmp_path, capsys):

@@ -202,9 +202,13 @@ def test_a_copy_of_the_class_tokens_way_begins_as_its_last_blocks_kept_to_a_wind
     expected = functional.normalize(tower.projection(tower.norm(rows)), dim=-1)
     assert_close(head.regions(states, 16 * windows), expected, scale=5)
     assert encoder.class_path((6,)) is None and encoder.class_path(()) is None
-    small = WindowHead.build(encoder.spec, WindowHeadConfig(layers=(4, 5), heads=4, activation="hard_swish"))
-    with pytest.raises(ValueError, match=r"window_head: the path must have blocks, .* of \(2, 4, .* got \(4, 4,"):
-        small.take_path(path, seed)
+    known = WindowHeadConfig(heads=4, activation="hard_swish")
+    for other, message in (
+        ({"layers": (4, 5)}, r"window_head: the path must have blocks, .* of \(2, 4, 512, .* got \(4, 4, 512,"),
+        ({"hidden": 100}, r"hidden, .* of \(4, 4, 100, .* got \(4, 4, 512, .*start='random'\) may have other sizes"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            WindowHead.build(encoder.spec, replace(known, **other)).take_path(path, seed)
 
 
 def test_an_encoder_without_a_grid_or_a_layer_is_refused():

@@ -15,7 +15,8 @@ from engine.benchmarks.heads import WindowFigures
 from engine.crops import crop_grid, crops
 from engine.encoders.base import view
 from engine.encoders.open_clip import load_open_clip
-from engine.encoders.scenes import load_scenes
+from engine.encoders.scenes import ScenesEncoder, load_scenes
+from engine.encoders.scenes_model import ScenesModel, ScenesModelConfig
 from engine.encoders.transformers import load_transformers
 from engine.engine import Engine
 from engine.features import TextFeatures
@@ -35,6 +36,7 @@ from engine.training.windows import (
     WindowPictures,
     begun,
     draw_windows,
+    readable_files,
     targets_of,
     window_data,
     wordings_of,
@@ -129,6 +131,33 @@ def test_a_head_begins_as_the_config_says(scenes: Engine, tmp_path: Path):
     with torch.no_grad():
         copy.outward.weight.zero_()
     assert scenes.encoder.state_dict()["image.projection.weight"].any()  # type: ignore[attr-defined]
+
+
+def test_a_copy_has_the_sizes_of_what_it_copies(scenes: Engine, tmp_path: Path):
+    torch.manual_seed(0)
+    model = ScenesModel(ScenesModelConfig(width=32, heads=2, image_layers=2, text_layers=1, stem_width=8, embed_dim=16))
+    # The width inside the MLPs of a checkpoint is its own affair.
+    for block in model.image.blocks:
+        block.up, block.down = torch.nn.Linear(32, 40), torch.nn.Linear(40, 32)
+    narrow = Engine(ScenesEncoder(model, ("a",), name="narrow", device=torch.device("cpu")))
+    head = begun(narrow, window_data(narrow, (1,), PICTURES, tmp_path / "narrow"), WindowHeadConfig())
+    assert (head.config.heads, head.config.hidden) == (2, 40)
+    assert torch.equal(head.blocks[0].up.weight, model.image.blocks[1].up.weight)  # type: ignore[union-attr]
+    data = window_data(scenes, (2, 3, 4, 5), PICTURES, tmp_path / "scenes")
+    for config in (WindowHeadConfig(hidden=100), WindowHeadConfig(heads=2)):
+        with pytest.raises(ValueError, match="window_head: the path must have blocks, heads, hidden, activation and"):
+            begun(scenes, data, config)
+    assert begun(scenes, data, WindowHeadConfig(hidden=100, start="random")).config.hidden == 100
+
+
+def test_pictures_that_cannot_be_read_are_left_out(tmp_path: Path):
+    Image.new("RGB", (40, 90), "green").save(tmp_path / "a.png")
+    (tmp_path / "b.png").write_bytes(b"broken")
+    good, broken, gone = (str(tmp_path / name) for name in ("a.png", "b.png", "gone.png"))
+    kept, problems = readable_files((good, broken, gone))
+    assert kept == (good,) and [problem.path for problem in problems] == [broken, gone]
+    with pytest.raises(ValueError, match=r"a picture that can be read, got none; the first: .*b\.png: this is not"):
+        readable_files((broken, gone))
 
 
 def test_pictures_are_those_that_training_may_show():

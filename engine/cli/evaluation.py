@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,7 +12,15 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from engine.atomic_files import write_text
 from engine.choices import OnMissing
-from engine.cli.options import OptionalFile, OptionalFolder, OptionalPath, WithScorer, check_limit, scorer_with
+from engine.cli.options import (
+    OptionalFile,
+    OptionalFolder,
+    OptionalPath,
+    WithScorer,
+    check_limit,
+    check_unused,
+    scorer_with,
+)
 from engine.cli.outputs import check_apart, check_file
 from engine.cli.progress import bar, steps
 from engine.cli.tables import report, show_json_text, show_line, show_markdown
@@ -211,10 +219,7 @@ class Eval(WithScorer):
     def _refuse(self, *names: str) -> None:
         """Raise ValueError for an option that this benchmark (or scorer, or baseline) would not look at."""
         who = f"--scorer {self.scorer}" if self.baseline is None else f"--baseline {self.baseline}"
-        for field in fields(self):
-            if field.name in names and getattr(self, field.name) != field.default:
-                option = "--" + field.name.replace("_", "-")
-                raise ValueError(f"eval {self.benchmark} {who}: has no use for {option}")
+        check_unused(f"eval {self.benchmark} {who}", self, *names)
 
     def _one(self) -> Scorer:
         return scorer_with("global" if self.scorer == STANDARD else self.scorer, self.option)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from engine.cli.options import OnDevice, OptionalFile, Shared, check_text, scorer_named
+from engine.cli.options import OptionalFile, Placed, Shared, check_text, scorer_named
 from engine.cli.progress import counting
 from engine.cli.tables import report, show_json, show_line, show_text_table
 
@@ -23,7 +23,7 @@ NONE = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Create(OnDevice):
+class Create(Placed):
     """Make an empty index."""
 
     index: Folder

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import subcommand
 
-from engine.cli.options import OptionalFile, WithModel
-from engine.cli.peak_diagnosis import DiagnoseAblation, DiagnoseMap, DiagnosePeak
+from engine.cli.options import OptionalFile, WithModel, check_unused
+from engine.cli.outputs import check_file
+from engine.cli.peak_diagnosis import PICTURES, DiagnoseAblation, DiagnoseMap, DiagnosePeak
 from engine.cli.pictures import DiagnoseGenerator
 from engine.cli.tables import show_json, show_line, show_table
 
@@ -37,9 +38,11 @@ class DiagnoseLayers(WithModel):
         from engine.diagnostics.layers import diagnose_layers
         from engine.diagnostics.plots import plot_layers, require_matplotlib
 
+        check_file("--plot", self.plot, suffixes=PICTURES)
         if self.plot is not None:
             require_matplotlib()
         if self.pairs is not None:
+            check_unused("diagnose layers --pairs", self, "items", "split", "seed")
             data = read_changes(self.pairs)
         else:
             data = scene_changes(self.items, seed=self.seed, split=self.split)

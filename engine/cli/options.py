@@ -40,28 +40,38 @@ class Shared(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnDevice(Shared):
-    """Options of commands that run models."""
+class Placed(Shared):
+    """Options of commands that run models in passes of their own."""
 
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; auto takes an accelerator where there is one."""
     dtype: str = "auto"
     """float32, float16 or bfloat16; auto chooses by device."""
-    batch_size: int = 64
-    """Images, crops or texts in one pass."""
 
     def load(self, model: str, *, segmenter: str = "auto") -> Engine:
         """The model of that name where these options say."""
         from engine.engine import load
 
-        if self.batch_size < 1:
-            raise ValueError(f"--batch-size must be at least 1, got {self.batch_size}")
         return load(model, device=self.device, dtype=self.dtype, segmenter=segmenter)
 
 
 @dataclass(frozen=True, kw_only=True)
-class WithModel(OnDevice):
-    """Options of commands that load one model."""
+class OnDevice(Placed):
+    """Options of commands that run models."""
+
+    batch_size: int = 64
+    """Images, crops or texts in one pass."""
+
+    def load(self, model: str, *, segmenter: str = "auto") -> Engine:
+        """The model of that name where these options say."""
+        if self.batch_size < 1:
+            raise ValueError(f"--batch-size must be at least 1, got {self.batch_size}")
+        return super().load(model, segmenter=segmenter)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedModel(Placed):
+    """Options of commands that load one model and run it in passes of their own."""
 
     model: str = "scenes"
     """Name of the model; `peaksim models` lists them."""
@@ -69,6 +79,11 @@ class WithModel(OnDevice):
     def engine(self, *, segmenter: str = "auto") -> Engine:
         """The model these options name."""
         return self.load(self.model, segmenter=segmenter)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithModel(OnDevice, PlacedModel):
+    """Options of commands that load one model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +189,16 @@ def check_text(option: str, texts: Iterable[str]) -> None:
     for text in texts:
         if not is_text(text):
             raise ValueError(f"{option} must be text in UTF-8, got bytes that are not: {text!r}")
+
+
+def check_unused(who: str, options: Any, *names: str) -> None:
+    """Raise ValueError for one of these options that has another value than its default, of which `who` sees nothing.
+
+    `options`: a dataclass that has them as fields with plain defaults.
+    """
+    for field in fields(options):
+        if field.name in names and getattr(options, field.name) != field.default:
+            raise ValueError(f"{who}: has no use for --{field.name.replace('_', '-')}")
 
 
 def check_limit(limit: int | None) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.cli.options import OptionalFile, WithModel
+from engine.cli.options import OptionalFile, PlacedModel, WithModel
 from engine.cli.outputs import check_file, check_folder
 from engine.cli.tables import report, show_json, show_line, show_markdown, show_table
 
@@ -18,7 +18,7 @@ PICTURES = (".png", ".pdf", ".svg")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained(WithModel):
+class Trained(PlacedModel):
     """Options of what trains heads; a stopped run goes on where it was."""
 
     seeds: int = 3
@@ -58,7 +58,7 @@ class Trained(WithModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiagnosePeak(Trained):
+class DiagnosePeak(Trained, WithModel):
     """Train a head that reads one text layer, for each of them, and set its figures beside what the layer holds."""
 
     plot: OptionalFile = None
@@ -110,7 +110,7 @@ class DiagnoseAblation(Trained):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiagnoseMap(WithModel):
+class DiagnoseMap(PlacedModel):
     """Draw captions, what they affirm and what they deny, before and after their correction."""
 
     head: OptionalFile = None

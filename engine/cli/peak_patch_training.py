@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.cli.training_data import OnData, report, report_problems, show_trained, told
+from engine.cli.options import check_unused
+from engine.cli.outputs import check_folder
+from engine.cli.training_data import OnData, check_figure_items, report, report_problems, show_trained, told
 from engine.heads.peak_patch import PeakPatch, PeakPatchConfig
 from engine.scenes.negation_training import TRAINING_SETS
 from engine.scenes.wordings import WordingSet
@@ -58,6 +60,11 @@ class TrainPeakPatch(OnData):
         from engine.benchmarks.negation_figures import NegationFigures
         from engine.engine import load
 
+        check_unused("train peakpatch", self.training, "loss", "batch_weight")
+        check_folder("--output", self.training.output)
+        check_folder("--features", self.features)
+        if not self.skip_figures:
+            check_figure_items(self.figure_items)
         rows = self.read_rows()
         shared = processes()
         peaksim = load(self.model, device=shared.place(self.device))
@@ -79,6 +86,7 @@ class TrainPeakPatch(OnData):
             as_json=self.json,
             use=f"--scorer {head.name} --option head={path}",
             facts={"head": str(path), "scorer": head.name},
+            model=self.model,
         )
         return 0
 
@@ -91,6 +99,7 @@ class TrainPeakPatch(OnData):
                 "train: peakpatch needs to know what is absent from each picture, as of --data coco:CAPTIONS.json with "
                 f"--instances FILE, got --data {self.data}"
             )
+        check_unused(f"train peakpatch --data {self.data}", self, "rows", "wordings")
         rows, problems = photo_rows(self.read().items, seed=self.data_seed)
         report_problems(problems)
         report(f"{len(rows)} rows")

@@ -41,10 +41,16 @@ class Results(Shared):
         page = self.root / "RESULTS.md"
         if not page.is_file():
             raise FileNotFoundError(f"{page} is missing; call this in the repository, or give its folder as --root")
+        sections = chosen(self.section)
+        if self.train and not sections.keys() & TRAININGS.keys():
+            raise ValueError(
+                f"--train: one of the sections must have heads to train ({', '.join(TRAININGS)}), got "
+                f"{', '.join(sections)}"
+            )
         outcomes: dict[str, str] = {}
         with steps("steps") as told:
             run = Run(self.work, quick=self.quick, progress=told, root=self.root)
-            for name, section in chosen(self.section).items():
+            for name, section in sections.items():
                 started = time.monotonic()
                 if self.train and name in TRAININGS:
                     TRAININGS[name](run)

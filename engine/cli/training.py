@@ -8,11 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from tyro.conf import subcommand
 
-from engine.cli.options import Shared
+from engine.cli.generator_training import TrainGenerator
+from engine.cli.options import Shared, check_unused
 from engine.cli.outputs import check_folder
 from engine.cli.peak_patch_training import TrainECN, TrainPeakPatch, TrainSCN
-from engine.cli.pictures import TrainGenerator
-from engine.cli.training_data import NegativesOption, OnData, report, report_problems, show_trained, told
+from engine.cli.training_data import (
+    SCENES,
+    NegativesOption,
+    OnData,
+    check_figure_items,
+    report,
+    report_problems,
+    show_trained,
+    told,
+)
 from engine.cli.window_head_training import TrainWindowHead
 from engine.datasets.captioned import CaptionedImages
 from engine.heads.base import Head, HeadConfig
@@ -88,18 +97,31 @@ class WithNegatives(OnQuads, OnData):
     wordings: tuple[WordingSet, ...] = TRAINING_SETS
     """How captions of scenes deny, with --negatives negation."""
 
+    def check_outputs(self, features: Path | None = None) -> None:
+        """Refuse folders that cannot be written, and figures of nothing, before anything is computed."""
+        check_folder("--output", self.training.output)
+        if features is not None:
+            check_folder("--features", features)
+        # Figures of the data themselves are of what there is.
+        if self.data == SCENES and not self.skip_figures:
+            check_figure_items(self.figure_items)
+
     def own_items(self) -> CaptionedImages | None:
         """The items with their negatives, of which the loss can be computed; None for the quads of scenes.
 
         Raises ValueError for options that do not go together.
         """
         if self.on_scenes and self.negatives == "auto":
+            check_unused("train --data scenes --negatives auto", self, "wordings")
             return None
         if self.on_scenes:
             if self.negatives != "negation":
                 raise ValueError(f"--negatives: scenes have auto (their quads) or negation, got {self.negatives}")
+            check_unused("train --data scenes --negatives negation", self, "categories", "described_share")
             found = scene_denials(self.items, seed=self.data_seed, sets=self.wordings)
         else:
+            unused = ("items", "categories", "described_share", "wordings")
+            check_unused(f"train --data {self.data}", self, *unused)
             read = self.read()
             has = any(item.negatives for item in read.items)
             kind = ("file" if has else "none") if self.negatives == "auto" else self.negatives
@@ -129,6 +151,7 @@ class TrainHead(WithNegatives):
         from engine.engine import load
         from engine.heads.registry import HEADS
 
+        self.check_outputs(self.features)
         # Read first: what is wrong with files should not wait for a model.
         own = self.own_items()
         shared = processes()
@@ -145,6 +168,7 @@ class TrainHead(WithNegatives):
             as_json=self.json,
             use=f"--scorer {self.name} --option head={path}",
             facts={"head": str(path), "scorer": self.name},
+            model=self.model,
         )
         return 0
 
@@ -233,6 +257,7 @@ class TrainFinetune(WithNegatives):
             readable,
         )
 
+        self.check_outputs()
         own = self.own_items()
         figures: Evaluate | None = None if self.skip_figures else self.figures
         if own is not None:

@@ -78,19 +78,30 @@ def report(text: str) -> None:
         tables.report(text)
 
 
+def check_figure_items(items: int) -> None:
+    """Raise ValueError for figures of no item at all."""
+    if items < 1:
+        raise ValueError(f"--figure-items must be at least 1, got {items}; --skip-figures leaves the figures out")
+
+
 def told(what: str, done: int, total: int) -> None:
     """Say how far the features are."""
     report(f"features of {what}: {done}/{total}")
 
 
-def show_trained(*, as_json: bool, use: str, facts: Mapping[str, str]) -> None:
-    """Say on standard output how what was trained is used; of several processes the first one speaks."""
+def show_trained(*, as_json: bool, use: str, facts: Mapping[str, str], model: str = "scenes") -> None:
+    """Say on standard output how a head of this model, or a model, is used; of several processes the first speaks."""
     if not processes().is_main:
         return
     if as_json:
         tables.show_json(dict(facts))
     else:
-        tables.show_line(f"trained; use it as {use}")
+        tables.show_line(f"trained; use it as {with_model(model, use)}")
+
+
+def with_model(model: str, use: str) -> str:
+    """Options that use what was trained, behind that of its model where commands do not take it by themselves."""
+    return use if model == "scenes" else f"--model {model} {use}"
 
 
 def report_problems(problems: tuple[Problem, ...]) -> None:

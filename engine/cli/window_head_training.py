@@ -5,17 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from engine.cli.options import Shared, image_files
-from engine.cli.training_data import report, show_trained, told
+from engine.cli.options import Shared, check_unused, image_files
+from engine.cli.outputs import check_folder
+from engine.cli.training_data import check_figure_items, report, report_problems, show_trained, told
 from engine.heads.window_head import WindowHeadConfig
 from engine.training.heads import HeadTrainConfig, train_head
 from engine.training.presets import TRAINING
+from engine.training.processes import processes
 from engine.training.windows import (
     OwnPictures,
     WindowLoss,
     WindowObjective,
     WindowPictures,
     begun,
+    readable_files,
     window_data,
     wordings_of,
 )
@@ -47,11 +50,18 @@ class TrainWindowHead(Shared):
         from engine.benchmarks.heads import WindowFigures
         from engine.engine import load
 
-        own = tuple(map(str, image_files(self.images))) if self.images else None
-        peaksim = load(self.model, device=self.device)
+        check_unused("train window_head", self.training, "loss", "batch_weight")
+        check_folder("--output", self.training.output)
+        check_folder("--features", self.features)
+        if not (self.images or self.skip_figures):
+            check_figure_items(self.figure_items)
+        own = self.own_files()
+        shared = processes()
+        peaksim = load(self.model, device=shared.place(self.device))
         layers = self.head.fitted(peaksim.spec).layers
         pictures = self.pictures if own is None else OwnPictures(own, self.pictures, peaksim.spec.resize)
-        data = window_data(peaksim, layers, pictures, self.features, told=told)
+        with shared.main_first():
+            data = window_data(peaksim, layers, pictures, self.features, told=told)
         head = begun(peaksim, data, self.head, seed=self.training.seed)
         figures = None if self.skip_figures or own is not None else WindowFigures(peaksim, items=self.figure_items)
         # Of pictures of one's own nothing is known that captions could say.
@@ -60,5 +70,17 @@ class TrainWindowHead(Shared):
         loss = WindowLoss(objective, wordings)
         path = train_head(head, data, self.training, objective=loss, evaluate=figures, report=report)
         use = f"--scorer sgi --option crops=windows --option full_image=False --option head={path}"
-        show_trained(as_json=self.json, use=use, facts={"head": str(path), "scorer": "sgi"})
+        show_trained(as_json=self.json, use=use, facts={"head": str(path), "scorer": "sgi"}, model=self.model)
         return 0
+
+    def own_files(self) -> tuple[str, ...] | None:
+        """The pictures of one's own that can be read; the others are named. None for rendered scenes."""
+        if not self.images:
+            return None
+        who = "train window_head --images"
+        check_unused(who, self, "figure_items")
+        check_unused(who, self.pictures, "pictures")
+        check_unused(who, self.objective, "wording", "wordings")
+        kept, problems = readable_files(tuple(map(str, image_files(self.images))))
+        report_problems(problems)
+        return kept

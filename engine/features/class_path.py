@@ -27,3 +27,8 @@ class ClassPath:
     norm_weight: Tensor
     norm_bias: Tensor
     projection: Tensor
+
+    @property
+    def hidden(self) -> int:
+        """Width inside the MLPs."""
+        return len(self.blocks[0]["up.weight"])

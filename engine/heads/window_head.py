@@ -52,9 +52,9 @@ class WindowHeadConfig(HeadConfig):
     layers: tuple[int, ...] = ()
     """Image blocks, from 1, each read by a block of the head in turn; none takes the four before the last."""
     heads: int = 0
-    """Attention heads of each block; 0 takes one for 64 channels, four at least."""
+    """Attention heads of each block; 0 takes those that are copied, else one for 64 channels, four at least."""
     hidden: int = 0
-    """Width inside the MLPs; 0 takes four times that of the states."""
+    """Width inside the MLPs; 0 takes that of what is copied, else four times that of the states."""
     activation: Activation = "gelu"
     """Of the MLPs."""
     start: Start = "copy"
@@ -168,11 +168,12 @@ class WindowHead(StoredHead):
         """
         config = self.config
         width = config.image_width
-        wanted = (len(config.layers), config.heads, config.activation, (config.embed_dim, width))
-        found = (len(path.blocks), path.heads, path.activation, tuple(path.projection.shape))
+        wanted = (len(config.layers), config.heads, config.hidden, config.activation, (config.embed_dim, width))
+        found = (len(path.blocks), path.heads, path.hidden, path.activation, tuple(path.projection.shape))
         if wanted != found:
             raise ValueError(
-                f"{self.name}: the path must have blocks, heads, activation and projection of {wanted}, got {found}"
+                f"{self.name}: the path must have blocks, heads, hidden, activation and projection of {wanted}, got "
+                f"{found}; a start of its own (start='random') may have other sizes"
             )
         with torch.no_grad():
             for block, weights in zip(self.blocks, path.blocks, strict=True):

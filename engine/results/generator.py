@@ -229,7 +229,8 @@ def _shown(parts: Parts, embeddings: Tensor, asked: Sequence[Prompt], noises: in
 def judged(judge: SceneJudge, n: int, *, seed: int = 403) -> dict[str, dict[str, float]]:
     """How often the judge sees a color that is there, and does not see one that is not, on `n` real renders."""
     pictures, colors = JudgeData(SmallScenes(n, seed=seed)).batch(torch.arange(n))
-    seen, there = judge.seen(pictures).numpy(), colors.numpy() > 0.5
+    device = next(judge.parameters()).device
+    seen, there = judge.seen(pictures.to(device)).cpu().numpy(), colors.numpy() > 0.5
     return {
         "sensitivity": _cell(seen[there].astype(np.float64)),
         "specificity": _cell(1 - seen[~there].astype(np.float64)),
@@ -322,6 +323,8 @@ def train_generator(
         torch.manual_seed(training.seed)
         judge = SceneJudge()
         generator = SceneGenerator(config, encoder=engine.spec.name, fingerprint=engine.spec.fingerprint)
+    # Drawn on the CPU, so that every device begins with the same ones.
+    judge, generator = judge.to(engine.encoder.device), generator.to(engine.encoder.device)
     judge_data = JudgeData(judge_scenes(judging, scenes.side))
     judge_path = train_head(judge, judge_data, judging, objective=judge_objective, report=reporting("judge"))
     data = GeneratorData(engine, scenes, folder / "features", told=told)

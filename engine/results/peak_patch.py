@@ -16,6 +16,7 @@ import numpy as np
 from engine.benchmarks.scenes import percent
 from engine.diagnostics.changes import scene_changes
 from engine.diagnostics.layers import NEGATION, LayerReport, diagnose_layers
+from engine.diagnostics.plots import require_matplotlib
 from engine.engine import Engine, load
 from engine.heads.base import shipped_head
 from engine.heads.peak_patch import PeakPatch
@@ -55,6 +56,8 @@ CHANGES = (NEGATION, "existence", "denial")
 
 def section(run: Run) -> str:
     """The tables. A quick run measures the shipped head on few items and raises ResultsDiffer where figures differ."""
+    if not run.quick:
+        require_matplotlib()
     peaksim = load("scenes", device="cpu")
     path = run.figures / f"{NAME}.jsonl"
     sets = SETS[:1] if run.quick else SETS

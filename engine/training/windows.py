@@ -22,11 +22,12 @@ from torch.nn import functional
 
 from engine.choices import Fill
 from engine.crops import CropGrid, crops
+from engine.datasets.captioned import Problem
 from engine.encoders.base import view
 from engine.engine import Engine
 from engine.features import ImageFeatures, Needs
 from engine.heads.window_head import Activation, WindowHead, WindowHeadConfig
-from engine.images import ResizePolicy, decode
+from engine.images import ImageError, ResizePolicy, decode
 from engine.scenes.captions import phrase
 from engine.scenes.render import render
 from engine.scenes.settings import STANDARD
@@ -118,6 +119,24 @@ class OwnPictures:
         return picture, boxes, rng.random((self.drawing.places, self.drawing.windows, 2))
 
 
+def readable_files(files: Sequence[str]) -> tuple[tuple[str, ...], tuple[Problem, ...]]:
+    """The pictures that can be read, and what is wrong with the others; each is opened once.
+
+    Raises ValueError when none is left.
+    """
+    kept, problems = [], []
+    for file in files:
+        try:
+            decode(file)
+        except ImageError as error:
+            problems.append(Problem(file, error.reason))
+        else:
+            kept.append(file)
+    if files and not kept:
+        raise ValueError(f"train: window_head needs a picture that can be read, got none; the first: {problems[0]}")
+    return tuple(kept), tuple(problems)
+
+
 def draw_windows(rng: np.random.Generator, count: int, height: int, width: int) -> np.ndarray:
     """Windows `(count, 4)` of a picture in pixels: half of a crop grid, half of any place and size; int64."""
     grid = _GRID.boxes(height, width)
@@ -199,13 +218,21 @@ def targets_of(
 
 
 def begun(engine: Engine, data: WindowData, config: WindowHeadConfig, *, seed: int = 0) -> WindowHead:
-    """A head that is not trained yet, begun as `config.start` says. Raises what `WindowHead.build` raises."""
-    config = config.fitted(engine.spec)
+    """A head that is not trained yet, begun as `config.start` says.
+
+    A copy has the sizes of what it copies. Raises what `WindowHead.build` and, for other sizes, `take_path` raise.
+    """
+    given, config = config, config.fitted(engine.spec)
     path = engine.encoder.class_path(config.layers) if config.start == "copy" else None
     if path is None:
         return WindowHead.build(engine.spec, config, seed=seed).to(engine.encoder.device)
     # The configuration refuses an activation that the head does not have.
-    known = replace(config, heads=path.heads, activation=cast(Activation, path.activation))
+    known = replace(
+        config,
+        heads=given.heads or path.heads,
+        hidden=given.hidden or path.hidden,
+        activation=cast(Activation, path.activation),
+    )
     head = WindowHead.build(engine.spec, known, seed=seed).to(engine.encoder.device)
     some = data.store[: min(_SHARD_ROWS, len(data))].hidden[config.layers[0]]
     head.take_path(path, some[:, 0].mean(dim=0).to(engine.encoder.device))
