@@ -72,7 +72,7 @@ def test_a_head_is_trained_stopped_stored_and_served(family, encoders, tmp_path)
     def settings(name: str, steps: int) -> HeadTrainConfig:
         return HeadTrainConfig(output=tmp_path / name, steps=steps, batch_size=4, warmup_steps=1, checkpoint_every=5)
 
-    def stop(text: str) -> None:
+    def stop(words: str, step: int, steps: int) -> None:
         raise KeyboardInterrupt
 
     before = numbers(engine)

@@ -18,7 +18,7 @@ from engine.engine import Engine
 from engine.features import ImageFeatures, TextFeatures
 from engine.heads.base import Head, read_head
 from engine.heads.linear import LinearAlignmentConfig
-from engine.heads.max_sim_head import MaxSimHeadConfig
+from engine.heads.max_sim_head import MaxSimHead, MaxSimHeadConfig
 from engine.heads.registry import HEADS, load_head
 from engine.scenes.items import controlled_items
 from engine.scenes.world import is_held_out, is_training_scene
@@ -150,19 +150,22 @@ def test_threads_are_set_for_the_run_and_given_back(tmp_path, data, monkeypatch)
 
 
 def test_figures_and_progress_are_reported(tmp_path, data):
-    lines: list[str] = []
+    lines: list[tuple[str, int, int]] = []
     modes: list[bool] = []
 
     def evaluate(head: Head) -> dict[str, float]:
         modes.append(head.training or torch.is_grad_enabled())
         return {"group": 0.25}
 
-    train_head(head_of(), data, config(tmp_path, evaluate_every=4), evaluate=evaluate, report=lines.append)
+    def told(words: str, step: int, steps: int) -> None:
+        lines.append((words, step, steps))
+
+    train_head(head_of(), data, config(tmp_path, evaluate_every=4), evaluate=evaluate, report=told)
     entries = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [entry["step"] for entry in entries] == [0, 4, 5, 8, 10]
     assert [entry.get("group") for entry in entries] == [None, 0.25, None, 0.25, 0.25]
     assert entries[-1]["items"] == 40 and modes == [False] * 3
-    assert lines[-1].startswith("step 10/10  loss ") and lines[-1].endswith("group 0.25")
+    assert lines[-1][0].startswith("loss ") and lines[-1][0].endswith("group 0.25") and lines[-1][1:] == (10, 10)
 
 
 def test_an_objective_of_ones_own(tmp_path, data):
@@ -182,6 +185,57 @@ def test_the_batch_loss_is_added_to_that_of_the_quads(tmp_path, data):
     losses = [config(tmp_path, batch_weight=weight).objective(head, images, texts) for weight in (0.0, 0.5)]
     alone = config(tmp_path, loss="batch").objective(head, images, texts)
     torch.testing.assert_close(losses[1], losses[0] + 0.5 * alone)
+
+
+def test_the_loss_of_the_batch_ends_where_it_is_told_to(tmp_path, data):
+    seen: list[float] = []
+
+    class Told(MaxSimHead):
+        def contrastive(self, images: ImageFeatures, texts: TextFeatures) -> torch.Tensor:
+            seen.append(float(self.temperature))
+            return super().contrastive(images, texts)
+
+    train_head(Told.build(FACTS), data, config(tmp_path, batch_weight=1.0, batch_until=0.3))
+    assert len(seen) == 3
+
+
+def test_epochs_count_passes_over_the_items(tmp_path, data):
+    path = train_head(head_of("linear"), data, config(tmp_path, epochs=4, batch_size=5))
+    # 12 items are two batches of five.
+    last = (tmp_path / "log.jsonl").read_text().splitlines()[-1]
+    assert path.exists() and json.loads(last)["step"] == 8
+
+
+def test_parts_learn_at_rates_of_their_own(tmp_path, data):
+    run = HeadRun(head_of(), config(tmp_path, part_rates=(("text_", 0.1),)))
+    run.advance(*data.batch(torch.arange(4)))
+    names = {id(weight): name for name, weight in run.head.named_parameters()}
+    for group in run.optimizer.param_groups:
+        assert group["lr"] == pytest.approx(run.config.learning_rate * (0.5 if group["share"] == 1 else 0.05))
+        for weight in group["params"]:
+            name = names.pop(id(weight))
+            assert (group["share"] == 0.1) == name.startswith("text_")
+            assert (group["weight_decay"] == 0) == (weight.ndim < 2)
+    assert not names
+    with pytest.raises(ValueError, match="part_rates name weights, and none begins with 'nobody'"):
+        HeadRun(head_of(), config(tmp_path, part_rates=(("nobody", 0.1),)))
+    with pytest.raises(ValueError, match=r"part_rates must be finite and above 0, got 0.0 for 'text_'"):
+        HeadRun(head_of(), config(tmp_path, part_rates=(("text_", 0.0),)))
+
+
+@pytest.mark.parametrize("texts", [6, 12])
+def test_the_fused_loss_of_the_max_sim_head_is_that_of_its_scores(texts):
+    images, captions = make_images(6), make_texts(texts)
+    head = head_of().train()
+    found = []
+    plain = lambda: contrastive_loss(head.scale() * head.matrix(images, captions))  # noqa: E731
+    for loss in (lambda: head.contrastive(images, captions), plain):
+        head.zero_grad()
+        value = loss()
+        value.backward()
+        found.append([value.detach(), *(weight.grad.clone() for weight in head.parameters())])
+    for fused, plain in zip(*found, strict=True):
+        torch.testing.assert_close(fused, plain, atol=1e-5, rtol=1e-4)
 
 
 def test_the_rate_warms_up_and_falls_to_zero(tmp_path):

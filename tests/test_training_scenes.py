@@ -132,19 +132,19 @@ def test_a_checkpoint_of_other_settings_is_refused_and_kept(tmp_path):
 
 
 def test_figures_of_the_evaluation_are_logged_and_lines_reported(tmp_path):
-    lines: list[str] = []
+    lines: list[tuple[str, int, int]] = []
     seen: list[int] = []
 
     def count_words(model: ScenesModel, tokenizer: object) -> dict[str, float]:
         seen.append(sum(parameter.requires_grad for parameter in model.parameters()))
         return {"figure": 0.25}
 
-    train(config(tmp_path), evaluate=count_words, report=lines.append)
+    train(config(tmp_path), evaluate=count_words, report=lambda *told: lines.append(told))
     entries = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [entry["figure"] for entry in entries] == [0.25, 0.25]
     assert [entry["samples"] for entry in entries] == [24, 48]
     assert seen == [0, 0]
-    assert len(lines) == 2 and lines[-1].startswith("step 6/6  loss ")
+    assert len(lines) == 2 and lines[-1][0].startswith("loss ") and lines[-1][1:] == (6, 6)
 
 
 def test_the_folder_loads_as_an_encoder(tmp_path):

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from engine.cli.options import Shared
 from engine.cli.outputs import check_folder
-from engine.cli.tables import report, show_json, show_line
+from engine.cli.progress import steps
+from engine.cli.tables import show_json, show_line
 from engine.cli.training_data import with_model
 from engine.training.processes import processes
 from engine.training.scene_generator import GENERATOR_TRAINING, JUDGE_TRAINING, SmallScenes
@@ -40,14 +41,15 @@ class TrainGenerator(Shared):
         if (count := processes().count) > 1:
             raise ValueError(f"train generator: must run in one process, got {count}; call it without a launcher")
         check_folder("--output", self.output)
-        generator, judge = train_generator(
-            load(self.model, device=self.device),
-            self.output,
-            scenes=SmallScenes(self.items),
-            training=replace(GENERATOR_TRAINING, steps=self.steps, batch_size=self.batch_size),
-            judging=replace(JUDGE_TRAINING, steps=self.judge_steps, batch_size=self.batch_size),
-            told=lambda what, done, total: report(what),
-        )
+        with steps("steps") as told:
+            generator, judge = train_generator(
+                load(self.model, device=self.device),
+                self.output,
+                scenes=SmallScenes(self.items),
+                training=replace(GENERATOR_TRAINING, steps=self.steps, batch_size=self.batch_size),
+                judging=replace(JUDGE_TRAINING, steps=self.judge_steps, batch_size=self.batch_size),
+                told=told,
+            )
         if self.json:
             show_json({"generator": str(generator), "judge": str(judge)})
         else:

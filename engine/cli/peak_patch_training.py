@@ -7,13 +7,14 @@ from pathlib import Path
 
 from engine.cli.options import check_unused
 from engine.cli.outputs import check_folder
-from engine.cli.training_data import OnData, check_figure_items, report, report_problems, show_trained, told
+from engine.cli.training_data import OnData, check_figure_items, report, report_problems, show_trained, speaking
 from engine.heads.peak_patch import PeakPatch, PeakPatchConfig
 from engine.scenes.negation_training import TRAINING_SETS
 from engine.scenes.wordings import WordingSet
 from engine.training.heads import HeadTrainConfig
 from engine.training.negation_data import NegationRow, photo_rows, scene_rows
 from engine.training.peak_patch import (
+    PAPER,
     PRETRAINING_STEPS,
     SCENES,
     SCENES_HEAD,
@@ -23,6 +24,7 @@ from engine.training.peak_patch import (
     negation_data,
     train_peak_patch,
 )
+from engine.training.presets import Preset, with_preset
 from engine.training.processes import processes
 
 
@@ -54,6 +56,8 @@ class TrainPeakPatch(OnData):
     """The loss once the correction of captions has its start."""
     training: HeadTrainConfig = SCENES_TRAINING
     """Settings of the training; its loss is the one above."""
+    preset: Preset = "scenes"
+    """Settings for the embedded model, or for CLIP those of the paper; those that you give go before either."""
 
     def run(self) -> int:
         """Compute the features that are missing, train, and print how the head is used."""
@@ -68,20 +72,24 @@ class TrainPeakPatch(OnData):
         rows = self.read_rows()
         shared = processes()
         peaksim = load(self.model, device=shared.place(self.device))
-        config = head_for(peaksim.spec, self.head)
+        config, objective, training, first = self.settings()
+        config = head_for(peaksim.spec, config)
         head = PeakPatch.build(peaksim.spec, config, seed=self.training.seed).to(peaksim.encoder.device)
         head.take_readout(peaksim.encoder.text_readout())
-        with shared.main_first():
-            data = negation_data(peaksim, head.needs(), rows, self.features, told=told)
+        with speaking() as speaker, shared.main_first():
+            data = negation_data(peaksim, head.needs(), rows, self.features, told=speaker.features)
         report_problems(data.problems)
-        first = None
-        if self.pretraining_steps:
-            folder = self.training.output / "pretraining"
-            first = replace(self.training, output=folder, steps=self.pretraining_steps)
         figures = None if self.skip_figures else NegationFigures(peaksim, items=self.figure_items)
-        path = train_peak_patch(
-            head, data, self.training, pretraining=first, objective=self.objective, evaluate=figures, report=report
-        )
+        with speaking() as speaker:
+            path = train_peak_patch(
+                head,
+                data,
+                training,
+                pretraining=first,
+                objective=objective,
+                evaluate=figures,
+                report=speaker.step,
+            )
         show_trained(
             as_json=self.json,
             use=f"--scorer {head.name} --option head={path}",
@@ -89,6 +97,23 @@ class TrainPeakPatch(OnData):
             model=self.model,
         )
         return 0
+
+    def settings(self) -> tuple[PeakPatchConfig, JointObjective, HeadTrainConfig, HeadTrainConfig | None]:
+        """What the preset and the options make of the head, the joint loss, its training, and the one before it."""
+        folder = self.training.output / "pretraining"
+        if self.preset == "scenes":
+            first = replace(self.training, output=folder, steps=self.pretraining_steps)
+            return self.head, self.objective, self.training, first if self.pretraining_steps else None
+        training = with_preset(PeakPatch.name, self.preset, self.training, SCENES_TRAINING)
+        if self.head.parts != "both":
+            training = replace(training, part_rates=())
+        first = with_preset("pretraining", self.preset, replace(self.training, output=folder), SCENES_TRAINING)
+        if self.pretraining_steps != PRETRAINING_STEPS:
+            first = replace(first, epochs=0, steps=max(1, self.pretraining_steps))
+        own = self.head.dropout != SCENES_HEAD.dropout
+        head = self.head if own else replace(self.head, dropout=PeakPatchConfig.dropout)
+        objective = PAPER if self.objective == SCENES else self.objective
+        return head, objective, training, first if self.pretraining_steps else None
 
     def read_rows(self) -> list[NegationRow]:
         """What is trained on. Raises ValueError for data of which nobody knows what is absent."""

@@ -20,7 +20,7 @@ from engine.cli.training_data import (
     report,
     report_problems,
     show_trained,
-    told,
+    speaking,
 )
 from engine.cli.window_head_training import TrainWindowHead
 from engine.datasets.captioned import CaptionedImages
@@ -36,7 +36,7 @@ from engine.training.hard_negatives import scene_denials, with_negatives
 from engine.training.head_data import HeadData, ScenesQuads, scenes_data
 from engine.training.heads import Evaluate, HeadTrainConfig, train_head
 from engine.training.held_out import HeldOutFigures, held_out
-from engine.training.presets import TRAINING
+from engine.training.presets import TRAINING, Preset, with_preset
 from engine.training.processes import processes
 from engine.training.scenes import ScenesTrainConfig, train
 
@@ -54,7 +54,9 @@ class TrainScenes(Shared):
         from engine.benchmarks.scenes import quick_figures
 
         check_folder("--output", self.config.output)
-        folder: Path = train(self.config, evaluate=None if self.skip_figures else quick_figures, report=report)
+        figures = None if self.skip_figures else quick_figures
+        with speaking() as speaker:
+            folder: Path = train(self.config, evaluate=figures, report=speaker.step)
         model = f"scenes:{folder}"
         show_trained(as_json=self.json, use=f"--model {model}", facts={"model": model})
         return 0
@@ -96,6 +98,14 @@ class WithNegatives(OnQuads, OnData):
     """Hard negatives: the file's, swaps of words, negation or none; auto: scenes' quads, or what the file has."""
     wordings: tuple[WordingSet, ...] = TRAINING_SETS
     """How captions of scenes deny, with --negatives negation."""
+    preset: Preset = "scenes"
+    """Settings for the embedded model, or for CLIP those of the paper; those that you give go before either."""
+    name: ClassVar[str]
+
+    @property
+    def config(self) -> HeadTrainConfig:
+        """The settings of the training. Raises ValueError for a kind of head that no paper trained."""
+        return with_preset(self.name, self.preset, self.training, TRAINING[self.name])
 
     def check_outputs(self, features: Path | None = None) -> None:
         """Refuse folders that cannot be written, and figures of nothing, before anything is computed."""
@@ -127,15 +137,13 @@ class WithNegatives(OnQuads, OnData):
             kind = ("file" if has else "none") if self.negatives == "auto" else self.negatives
             found = with_negatives(read, kind, seed=self.data_seed)
             report_problems(found.problems[len(read.problems) :])
-        report(f"loss: {self.training.fitted(*shape_of(found)).loss}")
+        report(f"loss: {self.config.fitted(*shape_of(found)).loss}")
         return found
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainHead(WithNegatives):
     """Options of every head on frozen features."""
-
-    name: ClassVar[str]
 
     model: str = "scenes"
     """Name of the frozen model; `peaksim models` lists them."""
@@ -157,13 +165,15 @@ class TrainHead(WithNegatives):
         shared = processes()
         peaksim = load(self.model, device=shared.place(self.device))
         head = HEADS[self.name].build(peaksim.spec, self.head, seed=self.training.seed).to(peaksim.encoder.device)
-        with shared.main_first():
-            if own is None:
-                data: HeadData = scenes_data(peaksim, head.needs(), self.quads, self.features, told=told)
-                figures = None if self.skip_figures else self.figures_of_scenes(peaksim)
-            else:
-                data, figures = self.split(captioned_data(peaksim, head.needs(), own, self.features, told=told))
-        path = train_head(head, data, self.training, evaluate=figures, report=report)
+        with speaking() as speaker:
+            needs, told = head.needs(), speaker.features
+            with shared.main_first():
+                if own is None:
+                    data: HeadData = scenes_data(peaksim, needs, self.quads, self.features, told=told)
+                    figures = None if self.skip_figures else self.figures_of_scenes(peaksim)
+                else:
+                    data, figures = self.split(captioned_data(peaksim, needs, own, self.features, told=told))
+            path = train_head(head, data, self.config, evaluate=figures, report=speaker.step)
         show_trained(
             as_json=self.json,
             use=f"--scorer {self.name} --option head={path}",
@@ -240,6 +250,8 @@ class TrainLinear(TrainHead):
 class TrainFinetune(WithNegatives):
     """Train all weights of a model: what heads on frozen features are compared with."""
 
+    name: ClassVar[str] = "finetune"
+
     model: str = "scenes"
     """Name of the model to begin with; `peaksim models` lists them."""
     device: str = "auto"
@@ -268,14 +280,15 @@ class TrainFinetune(WithNegatives):
                 figures = None if unseen is None else HeldOutItemFigures(unseen)
         else:
             data = quads_of_scenes(self.quads.draw())
-        model = finetune_model(
-            self.model,
-            data,
-            self.training,
-            device=processes().place(self.device),
-            evaluate=figures,
-            report=report,
-        )
+        with speaking() as speaker:
+            model = finetune_model(
+                self.model,
+                data,
+                self.config,
+                device=processes().place(self.device),
+                evaluate=figures,
+                report=speaker.step,
+            )
         show_trained(as_json=self.json, use=f"--model {model}", facts={"model": model})
         return 0
 

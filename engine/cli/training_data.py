@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
 from engine.cli import tables
 from engine.cli.options import OptionalFile, OptionalFolder, Shared
+from engine.cli.progress import Told, bar
 from engine.datasets.captioned import CaptionedImages, Problem
 from engine.datasets.coco import read_coco
 from engine.datasets.trohn import read_trohn
@@ -84,9 +86,31 @@ def check_figure_items(items: int) -> None:
         raise ValueError(f"--figure-items must be at least 1, got {items}; --skip-figures leaves the figures out")
 
 
-def told(what: str, done: int, total: int) -> None:
-    """Say how far the features are."""
-    report(f"features of {what}: {done}/{total}")
+@dataclass(frozen=True)
+class Speaker:
+    """Says how far features and training are: a bar where a person sees it, and lines that a log keeps."""
+
+    drawn: Told | None
+
+    def features(self, what: str, done: int, total: int) -> None:
+        """Told (of what features are computed, how many there are, of how many)."""
+        if self.drawn is None:
+            report(f"features of {what}: {done}/{total}")
+        else:
+            self.drawn(f"features of {what}", done, total)
+
+    def step(self, words: str, step: int, steps: int) -> None:
+        """Told (what a step gave, which step it is, of how many)."""
+        report(f"step {step}/{steps}  {words}")
+        if self.drawn is not None:
+            self.drawn("training", step, steps)
+
+
+@contextmanager
+def speaking() -> Iterator[Speaker]:
+    """Of several processes the first one speaks."""
+    with bar("training") if processes().is_main else nullcontext() as drawn:
+        yield Speaker(drawn)
 
 
 def show_trained(*, as_json: bool, use: str, facts: Mapping[str, str], model: str = "scenes") -> None:

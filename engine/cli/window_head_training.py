@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from engine.cli.options import Shared, check_unused, image_files
 from engine.cli.outputs import check_folder
-from engine.cli.training_data import check_figure_items, report, report_problems, show_trained, told
+from engine.cli.training_data import check_figure_items, report_problems, show_trained, speaking
 from engine.heads.window_head import WindowHeadConfig
-from engine.training.heads import HeadTrainConfig, train_head
+from engine.training.heads import BatchLoss, HeadTrainConfig, train_head
 from engine.training.presets import TRAINING
 from engine.training.processes import processes
 from engine.training.windows import (
@@ -60,15 +60,16 @@ class TrainWindowHead(Shared):
         peaksim = load(self.model, device=shared.place(self.device))
         layers = self.head.fitted(peaksim.spec).layers
         pictures = self.pictures if own is None else OwnPictures(own, self.pictures, peaksim.spec.resize)
-        with shared.main_first():
-            data = window_data(peaksim, layers, pictures, self.features, told=told)
+        with speaking() as speaker, shared.main_first():
+            data = window_data(peaksim, layers, pictures, self.features, told=speaker.features)
         head = begun(peaksim, data, self.head, seed=self.training.seed)
         figures = None if self.skip_figures or own is not None else WindowFigures(peaksim, items=self.figure_items)
         # Of pictures of one's own nothing is known that captions could say.
         objective = replace(self.objective, wording=0.0) if own is not None else self.objective
         wordings = wordings_of(peaksim, objective.wordings) if objective.wording else None
-        loss = WindowLoss(objective, wordings)
-        path = train_head(head, data, self.training, objective=loss, evaluate=figures, report=report)
+        loss = BatchLoss(WindowLoss(objective, wordings), facts=asdict(objective))
+        with speaking() as speaker:
+            path = train_head(head, data, self.training, objective=loss, evaluate=figures, report=speaker.step)
         use = f"--scorer sgi --option crops=windows --option full_image=False --option head={path}"
         show_trained(as_json=self.json, use=use, facts={"head": str(path), "scorer": "sgi"}, model=self.model)
         return 0

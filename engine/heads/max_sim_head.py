@@ -21,6 +21,7 @@ from engine.heads.base import EncoderFacts, Head, HeadConfig
 from engine.heads.inputs import chosen_layers, grid_of, kept_tokens, patch_states, shortened, token_states, unit
 from engine.heads.neighbourhood import Neighbourhood
 from engine.ops.max_sim import max_sim, max_sim_pairs
+from engine.ops.max_sim_contrastive import max_sim_contrastive
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,14 @@ class MaxSimHead(Head):
         d, (q, gates, words) = self.encode_images(images), self.encode_texts(texts)
         asking = q[text_rows], gates[text_rows], words[text_rows]
         return self.compare(d[image_rows], asking, self.temperature, pairs=True)
+
+    def contrastive(self, images: ImageFeatures, texts: TextFeatures) -> Tensor:
+        """The contrastive loss `()` of `matrix`, without the scores of single words being kept for the gradient."""
+        self.check(images, texts)
+        d, (q, gates, words) = self.encode_images(images), self.encode_texts(texts)
+        return max_sim_contrastive(
+            q, d, logit_scale=self.scale(), q_mask=words, q_weights=gates, temperature=self.temperature
+        )
 
     def compare(
         self,

@@ -132,8 +132,8 @@ class Comparison:
             config = self._config(cell, name, self.steps[number])
             objective = NegativesObjective(cell.negatives, ARMS[cell.arm].group, weight)
 
-            def report(line: str, name: str = name) -> None:
-                self.run.progress(f"{name}: {line}", 0, 1)
+            def report(line: str, step: int, steps: int, name: str = name) -> None:
+                self.run.progress(f"{name}: {line}", step, steps)
 
             whole = isinstance(trained, WholeEncoder)
             loss = BatchLoss(objective.of_encoder if whole else objective, facts=asdict(objective), whole_batch=True)

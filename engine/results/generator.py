@@ -313,7 +313,7 @@ def train_generator(
     """
 
     def reporting(what: str) -> Report:
-        return lambda line: told(f"{what}: {line}", 0, 1)
+        return lambda line, step, steps: told(f"{what}: {line}", step, steps)
 
     judging = replace(judging, output=folder / SceneJudge.name)
     training = replace(training, output=folder / SceneGenerator.name)

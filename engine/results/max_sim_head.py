@@ -36,8 +36,8 @@ def train(run: Run) -> None:
         output = run.folder / f"{NAME}-{seed}"
         config = replace(TRAINING[NAME], output=output, seed=seed, evaluate_every=0)
 
-        def report(line: str, seed: int = seed) -> None:
-            run.progress(f"{NAME} seed {seed}: {line}", 0, 1)
+        def report(line: str, step: int, steps: int, seed: int = seed) -> None:
+            run.progress(f"{NAME} seed {seed}: {line}", step, steps)
 
         train_head(head, data, config, report=report)
         found += _figures(run, peaksim, head.eval(), seed, ITEMS)

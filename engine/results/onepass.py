@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from engine.results.figures import Figure, check_figures, compare_figures, read_
 from engine.results.run import Run
 from engine.scenes.items import controlled_items
 from engine.scorers.sgi import SGI
-from engine.training.heads import HeadTrainConfig, train_head
+from engine.training.heads import BatchLoss, HeadTrainConfig, train_head
 from engine.training.presets import TRAINING
 from engine.training.windows import (
     WindowData,
@@ -62,14 +62,14 @@ def train(run: Run, *, steps: int | None = None, pictures: WindowPictures | None
     peaksim = load("scenes", device="cpu")
     data = _data(run, peaksim, pictures or WindowPictures())
     objective = WindowObjective()
-    loss = WindowLoss(objective, wordings_of(peaksim, objective.wordings))
+    loss = BatchLoss(WindowLoss(objective, wordings_of(peaksim, objective.wordings)), facts=asdict(objective))
     found = []
     for seed in SEEDS:
         config = training(run, seed, steps)
         head = begun(peaksim, data, WindowHeadConfig(), seed=seed)
 
-        def report(line: str, seed: int = seed) -> None:
-            run.progress(f"{NAME}: seed {seed}: {line}", 0, 1)
+        def report(line: str, step: int, steps: int, seed: int = seed) -> None:
+            run.progress(f"{NAME}: seed {seed}: {line}", step, steps)
 
         path = train_head(head, data, config, objective=loss, report=report)
         trained = replace(SERVED, head=load_window_head(path, fingerprint=peaksim.spec.fingerprint))

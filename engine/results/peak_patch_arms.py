@@ -162,7 +162,9 @@ def train_arm(
     if budget.pretraining_steps:
         first = replace(config, output=folder / "pretraining", steps=budget.pretraining_steps)
     read = replace(data, texts=data.texts.with_layers(head.needs().text_layers))
-    report = None if told is None else (lambda line: told(f"{arm.name}, seed {seed}: {line}"))
+    report = None if told is None else (
+        lambda line, step, steps: told(f"{arm.name}, seed {seed}: step {step}/{steps}  {line}")
+    )
     return train_peak_patch(head, read, config, pretraining=first, objective=arm.objective, report=report)
 
 

@@ -106,6 +106,9 @@ class PixelQuads:
 def objective(config: HeadTrainConfig, *, images_per_item: int = 2) -> Any:
     """The loss that `config` names, over the full matrix of a batch of B items; by default quads."""
 
+    if config.batch_until != 1:
+        raise ValueError(f"finetune: batch_until must be 1, got {config.batch_until}: both losses are of one matrix")
+
     def loss(encoder: Any, pixels: Tensor, captions: Captions) -> Tensor:
         size = len(pixels) // images_per_item
         logits = encoder.scale() * encoder(pixels, captions)  # (2B, 2B) of quads
@@ -137,7 +140,7 @@ def finetune(
         config: as for `train_head`; its output folder also holds `model.safetensors` and `model.json`.
         model: folder of the model to begin with; None takes the embedded one.
         evaluate: gets the `WholeEncoder`, whose `encoder()` can be given to an `Engine`.
-        report: gets one line of progress.
+        report: as for `train_head`.
 
     Raises what `train_head` raises.
     """

@@ -192,7 +192,7 @@ def finetune_model(
         data: items with the images and texts that the loss needs.
         config: as for `train_head`; the model is written into its output folder.
         evaluate: gets what is trained, whose `encoder()` can be given to an `Engine`.
-        report: gets one line of progress.
+        report: as for `train_head`.
 
     Raises ValueError for a family that cannot be trained, and what `load_encoder` and `train_head` raise.
     """

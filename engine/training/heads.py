@@ -23,13 +23,13 @@ from engine.choices import check_choice, check_numbers
 from engine.features import ImageFeatures, TextFeatures
 from engine.heads.base import Head, Trainable
 from engine.training.head_data import HeadData, epochs
-from engine.training.logs import DAMAGE, Log, damaged
+from engine.training.logs import DAMAGE, Log, Report, damaged
 from engine.training.losses import contrastive_loss, quad_loss, quad_rows
+from engine.training.parameter_groups import parameter_groups
 from engine.training.processes import ALONE, Processes, SharedHead, processes
 
 # Called with the head, or whatever is trained, in evaluation mode.
 Evaluate = Callable[[Any], dict[str, float]]
-Report = Callable[[str], None]
 # The loss of what is trained on one batch.
 Objective = Callable[[Any, Any, Any], Tensor]
 
@@ -65,6 +65,8 @@ class HeadTrainConfig:
     """Of the first weights, the order of the items and dropout."""
     steps: int = 1500
     """Length of the run."""
+    epochs: int = 0
+    """Passes over the items in place of `steps`; 0 counts steps."""
     batch_size: int = 32
     """Items B of one step."""
     learning_rate: float = 5e-3
@@ -73,12 +75,18 @@ class HeadTrainConfig:
     """Of AdamW; biases and norms do not decay."""
     warmup_steps: int = 100
     """Steps of linear warm-up, after which the learning rate falls to zero along a cosine."""
+    epsilon: float = 1e-8
+    """Of AdamW."""
+    part_rates: tuple[tuple[str, float], ...] = ()
+    """Parts that learn at a share of the rate, by how the names of their weights begin: `ecn. 0.1`."""
     clip_norm: float = 1.0
     """Bound of the norm of the gradients."""
     loss: Loss = "quads"
     """Within 2 × 2 quads, or InfoNCE over a batch (B × B), captions (B × 2B), images, pairs; auto: by the data."""
     batch_weight: float = 0.0
     """Weight of the B × B loss that is added to that of the quads."""
+    batch_until: float = 1.0
+    """Share of the steps after which that loss is left out."""
     checkpoint_every: int = 200
     """Steps between checkpoints."""
     evaluate_every: int = 0
@@ -95,11 +103,12 @@ class HeadTrainConfig:
     def __post_init__(self) -> None:
         check_choice("HeadTrainConfig", "loss", self.loss, get_args(Loss))
         check_choice("HeadTrainConfig", "precision", self.precision, get_args(Precision))
-        least = {"steps": 1, "batch_size": 1, "warmup_steps": 0, "checkpoint_every": 1, "evaluate_every": 0}
-        for name, lowest in (least | {"log_every": 1, "threads": 0}).items():
+        least = {"steps": 1, "epochs": 0, "batch_size": 1, "warmup_steps": 0, "threads": 0}
+        for name, lowest in (least | {"checkpoint_every": 1, "evaluate_every": 0, "log_every": 1}).items():
             if getattr(self, name) < lowest:
                 raise ValueError(f"HeadTrainConfig: {name} must be at least {lowest}, got {getattr(self, name)}")
-        check_numbers(self, above_zero=("learning_rate", "clip_norm"), at_least_zero=("weight_decay", "batch_weight"))
+        positive = ("learning_rate", "epsilon", "clip_norm")
+        check_numbers(self, above_zero=positive, at_least_zero=("weight_decay", "batch_weight", "batch_until"))
         if self.batch_weight and self.loss not in ("auto", "quads"):
             raise ValueError(
                 "HeadTrainConfig: batch_weight adds to the loss of quads, and must be 0 with another one, got "
@@ -128,20 +137,35 @@ class HeadTrainConfig:
         free = ("output", "threads", "checkpoint_every", "evaluate_every", "log_every", "tensorboard")
         return {name: value for name, value in asdict(self).items() if name not in free}
 
-    def objective(self, head: Head, images: ImageFeatures, texts: TextFeatures) -> Tensor:
-        """The loss of one batch as `HeadData.batch` orders it: pairs first, then hard negatives."""
+    def counted(self, items: int) -> HeadTrainConfig:
+        """The same with the steps of its epochs over so many items. Raises ValueError for fewer than a batch."""
+        if items < self.batch_size:
+            raise ValueError(f"train: a batch of {self.batch_size} needs as many items, got {items}")
+        return replace(self, steps=self.epochs * (items // self.batch_size)) if self.epochs else self
+
+    def objective(self, head: Head, images: ImageFeatures, texts: TextFeatures, *, done: float = 0.0) -> Tensor:
+        """The loss of one batch as `HeadData.batch` orders it: pairs first, then hard negatives.
+
+        `done` is the share of the steps that were made.
+        """
         size = self.batch_size
-        scale = head.scale()
         if self.loss != "quads":
             rows, columns = (torch.arange(each * size) for each in WANTED[self.loss])
-            return contrastive_loss(scale * head.matrix(images[rows], texts[columns]))
+            return _contrastive(head, images[rows], texts[columns])
         pair = torch.arange(size)
         scores = head.chosen(images, texts, *quad_rows(pair, pair + size)).view(size, 2, 2)
-        loss = quad_loss(scale * scores)
-        if self.batch_weight:
-            in_batch = head.matrix(images[pair], texts[pair])
-            loss = loss + self.batch_weight * contrastive_loss(scale * in_batch)
+        loss = quad_loss(head.scale() * scores)
+        if self.batch_weight and done < self.batch_until:
+            loss = loss + self.batch_weight * _contrastive(head, images[pair], texts[pair])
         return loss
+
+
+def _contrastive(head: Any, images: ImageFeatures, texts: TextFeatures) -> Tensor:
+    """The contrastive loss of all scores, fused where the head can; what shares a batch out has the scores alone."""
+    if hasattr(head, "contrastive"):
+        fused: Tensor = head.contrastive(images, texts)
+        return fused
+    return contrastive_loss(head.scale() * head.matrix(images, texts))
 
 
 @dataclass(frozen=True)
@@ -177,7 +201,7 @@ class HeadRun:
         self.source = source
         self.processes = processes
         if objective is None:
-            loss = BatchLoss(config.objective, whole_batch=True)
+            loss = BatchLoss(self._of_settings, whole_batch=True)
         else:
             loss = objective if isinstance(objective, BatchLoss) else BatchLoss(objective)
         self.loss = loss
@@ -189,17 +213,17 @@ class HeadRun:
         elif processes.count > 1:
             own = processes.share(config.batch_size)
             self.part = slice(own.start, own.stop)
-        weights = [weight for weight in head.parameters() if weight.requires_grad]
         self.optimizer = torch.optim.AdamW(
-            [
-                {"params": [w for w in weights if w.ndim >= 2], "weight_decay": config.weight_decay},
-                {"params": [w for w in weights if w.ndim < 2], "weight_decay": 0.0},
-            ],
+            parameter_groups(head, config.weight_decay, config.part_rates),
             lr=config.learning_rate,
             betas=(0.9, 0.98),
+            eps=config.epsilon,
         )
         self.step = 0
         self.seconds = 0.0
+
+    def _of_settings(self, head: Any, images: Any, texts: Any) -> Tensor:
+        return self.config.objective(head, images, texts, done=self.step / self.config.steps)
 
     def rate(self) -> float:
         """Share of the peak learning rate: linear warm-up, then cosine to zero."""
@@ -229,7 +253,7 @@ class HeadRun:
             raise FloatingPointError(f"train {self.head.name}: gradient is not finite at step {self.step}")
         rate = self.rate()
         for group in self.optimizer.param_groups:
-            group["lr"] = rate * config.learning_rate
+            group["lr"] = rate * group["share"] * config.learning_rate
         self.optimizer.step()
         self.step += 1
         return {
@@ -298,13 +322,14 @@ def train_head(
         data: stored features of the encoder the head was built for.
         objective: loss of a batch in place of that of `config.loss`; of one that has settings, a `BatchLoss`.
         evaluate: gets the head in evaluation mode and returns named figures.
-        report: gets one line of progress.
+        report: told (what a step gave, which step it is, of how many).
 
     Raises ValueError for data that do not fit, or a checkpoint of other settings; FloatingPointError for a gradient
     that is not finite; ModuleNotFoundError where accelerate or TensorBoard is wanted and missing.
     """
     if isinstance(data, HeadData) and objective is None:
         config = config.fitted(data.images_per_item, data.texts_per_item)
+    config = config.counted(len(data))
     threads = torch.get_num_threads()
     torch.set_num_threads(config.threads or threads)
     try:
@@ -337,7 +362,7 @@ def _train(run: HeadRun, data: Batches, evaluate: Evaluate | None, report: Repor
                 entry |= {"step": run.step, "items": run.step * config.batch_size, "seconds": run.seconds}
                 log.write(entry)
                 if report is not None:
-                    report(_line(run, entry))
+                    report(_line(run, entry), run.step, config.steps)
             if main and (run.step % config.checkpoint_every == 0 or last):
                 run.save(checkpoint)
     head.eval()
@@ -364,6 +389,6 @@ def _line(run: HeadRun, entry: dict[str, float]) -> str:
     known = {"loss", "gradient", "rate", "scale", "step", "items", "seconds"}
     figures = "".join(f"  {name} {value:.2f}" for name, value in entry.items() if name not in known)
     return (
-        f"step {run.step}/{run.config.steps}  loss {entry['loss']:.3f}  {1000 * each:.0f} ms/step  "
+        f"loss {entry['loss']:.3f}  {1000 * each:.0f} ms/step  "
         f"{left / 60:.1f} min left{figures}"
     )

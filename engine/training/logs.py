@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,6 +13,10 @@ from engine.atomic_files import written_whole
 
 # What reading a cut or foreign file raises, by the place where it stops.
 DAMAGE = (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError)
+
+
+# Told (what a step gave, which step it is, of how many).
+Report = Callable[[str, int, int], None]
 
 
 class Log:

@@ -28,11 +28,10 @@ from engine.encoders.scenes import WordTokenizer, pixels_from_uint8, save_scenes
 from engine.encoders.scenes_model import ScenesModel, ScenesModelConfig
 from engine.scenes.captions import WORDS
 from engine.scenes.render import training_batch
-from engine.training.logs import DAMAGE, cut_log, damaged
+from engine.training.logs import DAMAGE, Report, cut_log, damaged
 from engine.training.losses import contrastive_loss
 
 Evaluate = Callable[[ScenesModel, WordTokenizer], dict[str, float]]
-Report = Callable[[str], None]
 Precision = Literal["bfloat16", "float32"]
 
 COUNTS = 4
@@ -268,7 +267,8 @@ def train(
     `model.safetensors` and `model.json`, which `engine.load("scenes:<folder>")` reads. The first checkpoint is written
     before the first step: a folder that holds any of the others without one is another's, and is left as it is.
 
-    `evaluate` gets the model in float32 and returns named figures; `report` gets one line of progress.
+    `evaluate` gets the model in float32 and returns named figures; `report` is told (what a step gave,
+    which step it is, of how many).
 
     Raises:
         ValueError: a checkpoint that is damaged or of other settings, a folder that holds a model or a log without a
@@ -324,7 +324,7 @@ def _train(config: ScenesTrainConfig, evaluate: Evaluate | None, report: Report 
                 log.write(json.dumps(entry) + "\n")
                 log.flush()
                 if report is not None:
-                    report(_line(config, run, entry))
+                    report(_line(config, run, entry), run.step, config.steps)
             if run.step % config.checkpoint_every == 0 or last:
                 run.save(checkpoint)
     save_scenes(config.output, _float_model(run), VOCABULARY)
@@ -371,6 +371,6 @@ def _line(config: ScenesTrainConfig, run: Run, entry: dict[str, float]) -> str:
     rate = run.step * config.batch_size / max(run.seconds, 1e-9)
     left = (config.steps - run.step) * config.batch_size / rate
     return (
-        f"step {run.step}/{config.steps}  loss {entry['loss']:.3f}  presence {entry['presence_loss']:.3f}  "
+        f"loss {entry['loss']:.3f}  presence {entry['presence_loss']:.3f}  "
         f"in-batch {entry['accuracy']:.2f}  {rate:.0f} samples/s  {left / 60:.0f} min left"
     )
