@@ -98,6 +98,11 @@ def test_scenes_with_denials(own):
     assert "was written with other settings" in own.refused("linear", "scenes", *other)
 
 
+def test_no_denial_need_be_held_out(own):
+    small = ("--negatives", "negation", "--items", "24", "--loss", "captions", "--figure-items", "0")
+    assert "over_negative" not in own.train("linear", "scenes", *small)[-1]
+
+
 def test_broken_pictures_are_named_and_left_out(own, open_clip):
     images = own.folder / "coco" / "images"
     for key in (3, 4):

@@ -112,8 +112,8 @@ class WithNegatives(OnQuads, OnData):
         check_folder("--output", self.training.output)
         if features is not None:
             check_folder("--features", features)
-        # Figures of the data themselves are of what there is.
-        if self.data == SCENES and not self.skip_figures:
+        # Of what else there is items are held out, or none.
+        if self.data == SCENES and self.negatives == "auto" and not self.skip_figures:
             check_figure_items(self.figure_items)
 
     def own_items(self) -> CaptionedImages | None:
