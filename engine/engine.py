@@ -301,7 +301,12 @@ class Engine:
             return self._heads[name]
 
     def _needs(self, scorer: str | Scorer | Needs) -> Needs:
-        return scorer if isinstance(scorer, Needs) else self.scorer(scorer).needs()
+        """What a scorer needs. Raises ValueError for one whose trained part belongs to another encoder."""
+        if isinstance(scorer, Needs):
+            return scorer
+        chosen = self.scorer(scorer)
+        chosen.check_encoder(self.spec.fingerprint)
+        return chosen.needs()
 
     def _texts(self, texts: Texts, scorer: Scorer, batch_size: int) -> TextFeatures:
         if isinstance(texts, TextFeatures):

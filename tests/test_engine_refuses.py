@@ -10,9 +10,14 @@ import torch
 
 import engine
 from engine.encoders.registry import load_encoder
+from engine.encoders.scenes import save_scenes
+from engine.encoders.scenes_model import ScenesModel, ScenesModelConfig
 from engine.engine import Engine
 from engine.features import ImageFeatures
+from engine.heads.registry import HEADS
+from engine.scorers.registry import get_scorer
 from engine.scorers.sgi import SGI
+from engine.training.scenes import VOCABULARY
 from tests.fake_encoder import FakeEncoder, picture
 from tests.scorer_cases import make_images, make_texts
 
@@ -132,3 +137,16 @@ def test_files_that_are_no_features_are_named(tmp_path: Path):
         (tmp_path / "cut").write_bytes(content[:length])
         with pytest.raises(ValueError, match=rf"ImageFeatures.load: {tmp_path}/cut is not a whole safetensors file"):
             ImageFeatures.load(tmp_path / "cut")
+
+
+SHIPPED = [*(get_scorer(name) for name in HEADS), SGI(crops="windows", head="scenes")]
+
+
+@pytest.mark.parametrize("scorer", SHIPPED, ids=lambda scorer: scorer.name)
+def test_a_shipped_head_on_another_model_is_refused_before_layers_are_counted(tmp_path, scorer):
+    torch.manual_seed(0)
+    small = ScenesModelConfig(width=16, heads=2, image_layers=1, text_layers=1, stem_width=8, embed_dim=8)
+    save_scenes(tmp_path, ScenesModel(small), VOCABULARY)
+    other = engine.load(f"scenes:{tmp_path}", device="cpu")
+    with pytest.raises(ValueError, match=rf"^{scorer.name}: features must come from the encoder the head was"):
+        other.score(picture("red"), "a red circle", scorer=scorer)

@@ -56,6 +56,9 @@ class Scorer(ABC):
         """The text's side of the score, where it is a sum of maxima that an index can scan; else None, as here."""
         return None
 
+    def check_encoder(self, fingerprint: str) -> None:  # noqa: B027 (most have nothing to check)
+        """Raise ValueError when a trained part of the scorer belongs to another encoder; most have none."""
+
     def check(self, images: ImageFeatures, texts: TextFeatures, *, aligned_taps: Sequence[str] = ()) -> None:
         """Raise ValueError when the features lack what this scorer needs, or come from different encoders.
 

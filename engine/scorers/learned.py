@@ -40,6 +40,10 @@ class HeadScorer(Scorer):
         """What the head reads."""
         return self.module.needs()
 
+    def check_encoder(self, fingerprint: str) -> None:
+        """Raise ValueError when the head belongs to another encoder."""
+        check_belongs(f"{self.name}: features", self.module, fingerprint)
+
     def check(self, images: ImageFeatures, texts: TextFeatures, *, aligned_taps: Sequence[str] = ()) -> None:
         """As every scorer's, and the features must come from the encoder the head was trained on."""
         super().check(images, texts, aligned_taps=aligned_taps)

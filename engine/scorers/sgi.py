@@ -96,6 +96,11 @@ class SGI(Scorer):
         )
         return Needs(regions=plan, segments=True, segment_template=self.template)
 
+    def check_encoder(self, fingerprint: str) -> None:
+        """Raise ValueError when the window head belongs to another encoder."""
+        if self.head is not None:
+            window_head(self.head).check_belongs(f"{self.name}: features", fingerprint)
+
     def check(self, images: ImageFeatures, texts: TextFeatures, *, aligned_taps: Sequence[str] = ()) -> None:
         """As every scorer's; ValueError too for an image without a region, since the maximum over none is no score."""
         super().check(images, texts, aligned_taps=aligned_taps)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.features import ImageFeatures, RegionHead
+from engine.features import ImageFeatures
 from engine.heads.base import shipped_head
 from engine.heads.registry import load_window_head
 from engine.heads.window_head import WindowHead
@@ -25,6 +25,7 @@ class StoredWindowHead:
         self.layers = head.layers
         # Its weights do not change any more: once is enough.
         self.tag = head.tag
+        self.check_belongs = head.check_belongs
         self._on = {torch.device("cpu"): head}
 
     def regions(self, images: ImageFeatures, boxes: Tensor) -> Tensor:
@@ -35,7 +36,7 @@ class StoredWindowHead:
         return self._on[device].regions(images, boxes)
 
 
-def window_head(head: str | WindowHead) -> RegionHead:
+def window_head(head: str | WindowHead) -> WindowHead | StoredWindowHead:
     """The head by name of the model it is shipped for, by path, or as it was given.
 
     Raises what `shipped_head` and `load_window_head` raise, TypeError for anything else.
