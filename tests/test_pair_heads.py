@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +12,13 @@ from torch.nn import functional
 
 from engine.heads.linear import LinearAlignment
 from engine.heads.pair_transformer import PairSizes, PairTransformer, parameter_count
+from engine.heads.registry import HEADS
 from engine.heads.tfglobal import TFGlobal, TFGlobalConfig
 from engine.heads.tflocal import TFLocal, TFLocalConfig
+from engine.heads.window_head import WindowHead
 from tests.head_cases import FACTS, Facts, make_images, make_texts
+
+PAGE = (Path(__file__).parent.parent / "docs" / "heads.md").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,18 @@ def test_tflocal_has_the_papers_size_at_the_widths_of_vit_b_32():
     assert head.parameter_count == 13_268_993 == parameter_count(head.config.sizes)
     assert (head.config.width, head.config.heads, head.config.mlp) == (512, 8, 2048)
     assert (head.config.image_layers, head.config.text_layers) == ((12,), (12,))
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [("max_sim_head", 663_298), ("tfglobal", 13_137_921), ("linear", 262_145), ("window_head", 33_511_424)],
+)
+def test_the_others_have_the_sizes_that_the_docs_give(kind, count):
+    with torch.device("meta"):
+        head = (HEADS | {"window_head": WindowHead})[kind].build(ViTB32(), seed=0)
+    assert head.parameter_count == count
+    (row,) = (line for line in PAGE.splitlines() if line.startswith(f"| `{kind}` | ") and line.endswith("yes |"))
+    assert f"{count:,}" in row
 
 
 @pytest.mark.parametrize("sizes", [PairSizes(5, 7, 8, 1, 2, 12), PairSizes(16, 16, 64, 3, 1, 100)])
