@@ -34,6 +34,7 @@ from engine.training.scenes import ScenesTrainConfig
 from engine.training.windows import WindowData, WindowObjective, WindowPictures, window_data
 from tests import tiny_scenes
 
+ASSETS = Path(__file__).parent.parent / "engine" / "assets" / "scenes"
 SMALL = ("--items", "3", "--categories", "color", "size", "--steps", "2", "--batch-size", "2", "--skip-figures")
 
 
@@ -72,6 +73,16 @@ def test_figures_of_held_out_pairs_are_logged(tmp_path, capsys):
     assert "step 2/2  loss " in capsys.readouterr().err
     last = json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[-1])
     assert {"group_color", "group_size"} <= set(last) and last["step"] == 2
+
+
+def test_finetuning_writes_over_no_model(tmp_path, capsys):
+    own = tmp_path / "own"
+    own.mkdir()
+    for name in ("model.json", "model.safetensors"):
+        (own / name).write_bytes((ASSETS / name).read_bytes())
+    assert main(["train", "finetune", *SMALL, "--model", f"scenes:{own}", "--output", str(own)]) == 2
+    assert f"{own} holds model.safetensors and no checkpoint.pt" in " ".join(capsys.readouterr().err.split())
+    assert (own / "model.safetensors").read_bytes() == (ASSETS / "model.safetensors").read_bytes()
 
 
 def test_finetune_writes_a_model(tmp_path, capsys):

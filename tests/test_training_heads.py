@@ -284,8 +284,13 @@ def test_what_does_not_fit_is_refused(tmp_path, data):
 
 
 def test_a_run_that_begins_again_writes_its_own_settings(tmp_path, data):
-    train_head(head_of(), data, config(tmp_path, steps=4))
+    path = train_head(head_of(), data, config(tmp_path, steps=4))
     (tmp_path / "checkpoint.pt").unlink()
+    written = path.read_bytes()
+    with pytest.raises(ValueError, match=r"holds max_sim_head.safetensors and no checkpoint.pt to go on from; choose"):
+        train_head(head_of(), data, config(tmp_path, steps=6))
+    assert path.read_bytes() == written
+    path.unlink()
     train_head(head_of(), data, config(tmp_path, steps=6))
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert json.loads(lines[0]["settings"])["steps"] == 6
@@ -294,6 +299,21 @@ def test_a_run_that_begins_again_writes_its_own_settings(tmp_path, data):
 
 def test_damaged_files_of_a_run_are_named(tmp_path, data):
     train_head(head_of(), data, config(tmp_path, steps=4))
+    checkpoint, head = tmp_path / "checkpoint.pt", tmp_path / "max_sim_head.safetensors"
+    whole, written = checkpoint.read_bytes(), head.read_bytes()
+    # Weights that torch would read without a word.
+    spoiled = whole[: len(whole) // 2] + bytes(64) + whole[len(whole) // 2 + 64 :]
+    assert spoiled != whole
+    torch_reads = {**torch.load(checkpoint, weights_only=True), "step": 99}
+    for broken in (spoiled, torch_reads):
+        if isinstance(broken, bytes):
+            checkpoint.write_bytes(broken)
+        else:
+            torch.save(broken, checkpoint)
+        with pytest.raises(ValueError, match=r"checkpoint.pt is damaged \(.{1,200}\); remove it, or choose another"):
+            train_head(head_of(), data, config(tmp_path, steps=4))
+        assert head.read_bytes() == written
+    checkpoint.write_bytes(whole)
     log = tmp_path / "log.jsonl"
     log.write_text("x\n" + log.read_text())
     with pytest.raises(ValueError, match=r"train max_sim_head: \S+log.jsonl is damaged \(.*\); remove it, or choose"):

@@ -102,7 +102,7 @@ def test_a_finished_model_is_not_trained_over(tmp_path):
     train(config(tmp_path))
     (tmp_path / "checkpoint.pt").unlink()
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(ValueError, match=r"holds model\.safetensors, model\.json, log\.jsonl and no checkpoint\.pt"):
+    with pytest.raises(ValueError, match=r"holds log\.jsonl, model\.json, model\.safetensors and no checkpoint\.pt"):
         train(config(tmp_path, seed=1))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 

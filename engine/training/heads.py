@@ -23,7 +23,7 @@ from engine.choices import check_choice, check_numbers
 from engine.features import ImageFeatures, TextFeatures
 from engine.heads.base import Head, Trainable
 from engine.training.head_data import HeadData, epochs
-from engine.training.logs import DAMAGE, Log, Report, damaged
+from engine.training.logs import DAMAGE, Log, Report, check_new, damaged, read_checkpoint
 from engine.training.losses import contrastive_loss, quad_loss, quad_rows
 from engine.training.parameter_groups import parameter_groups
 from engine.training.processes import ALONE, Processes, SharedHead, processes
@@ -277,20 +277,18 @@ class HeadRun:
 
     def resume(self, path: Path) -> None:
         """Go on from a checkpoint of the same settings. Raises ValueError for one of others."""
-        try:
-            state = torch.load(path, weights_only=True, map_location=next(self.head.parameters()).device)
-            settings = state["settings"]
-        except DAMAGE as error:
-            raise damaged(self.head.name, path, error) from error
-        if settings != self._settings():
+        state = read_checkpoint(self.head.name, path, next(self.head.parameters()).device)
+        if state.get("settings") != self._settings():
             raise ValueError(
                 f"train {self.head.name}: {path} was written with other settings; choose another output folder or "
-                "remove it"
+                "empty this one"
             )
         try:
             self.head.load_state_dict(state["weights"])
             self.optimizer.load_state_dict(state["optimizer"])
             self.step, self.seconds = int(state["step"]), float(state["seconds"])
+            if not 0 <= self.step <= self.config.steps:
+                raise ValueError(f"step {self.step} of {self.config.steps}")
         except DAMAGE as error:
             raise damaged(self.head.name, path, error) from error
 
@@ -343,6 +341,7 @@ def _train(run: HeadRun, data: Batches, evaluate: Evaluate | None, report: Repor
     config, head, main = run.config, run.head, run.processes.is_main
     config.output.mkdir(parents=True, exist_ok=True)
     checkpoint = config.output / "checkpoint.pt"
+    check_new(head.name, config.output)
     if checkpoint.exists():
         run.resume(checkpoint)
     # Whoever reads must have read before the first one writes.

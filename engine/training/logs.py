@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import pickle
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+import torch
 
 from engine.atomic_files import written_whole
 
@@ -91,7 +94,32 @@ def cut_log(who: str, path: Path, step: int) -> None:
         unfinished.write_text("".join(kept))
 
 
+def read_checkpoint(who: str, path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """What `torch.save` wrote there, every byte of it looked at. Raises ValueError for a file that is damaged."""
+    try:
+        with zipfile.ZipFile(path) as parts:
+            broken = parts.testzip()
+        if broken is not None:
+            raise ValueError(f"{broken} is not what was written")
+        state = torch.load(path, weights_only=True, map_location=device)
+        return dict(state)
+    except (*DAMAGE, zipfile.BadZipFile) as error:
+        raise damaged(who, path, error) from error
+
+
+def check_new(who: str, folder: Path, *names: str) -> None:
+    """Raise ValueError for a folder with weights, or these files, and no checkpoint: a run would write over them."""
+    ends = (".safetensors", ".bin", ".pt")
+    held = sorted(file.name for file in folder.iterdir() if file.suffix in ends or file.name in names)
+    if held and not (folder / "checkpoint.pt").exists():
+        raise ValueError(
+            f"train {who}: {folder} holds {', '.join(held)} and no checkpoint.pt to go on from; choose another "
+            "output folder, or empty it"
+        )
+
+
 def damaged(who: str, path: Path, error: Exception) -> ValueError:
     """The error to raise for a file of a training that cannot be read."""
-    reason = (str(error).splitlines() or [""])[0] or type(error).__name__
+    # The first sentence: libraries add advice that is not meant for this file.
+    reason = (str(error).splitlines() or [""])[0].partition(". ")[0][:200] or type(error).__name__
     return ValueError(f"train {who}: {path} is damaged ({reason}); remove it, or choose another output folder")

@@ -28,7 +28,7 @@ from engine.encoders.scenes import WordTokenizer, pixels_from_uint8, save_scenes
 from engine.encoders.scenes_model import ScenesModel, ScenesModelConfig
 from engine.scenes.captions import WORDS
 from engine.scenes.render import training_batch
-from engine.training.logs import DAMAGE, Report, cut_log, damaged
+from engine.training.logs import DAMAGE, Report, check_new, cut_log, damaged, read_checkpoint
 from engine.training.losses import contrastive_loss
 
 Evaluate = Callable[[ScenesModel, WordTokenizer], dict[str, float]]
@@ -239,14 +239,10 @@ class Run:
         Raises:
             ValueError: naming the file, for other settings and for a file that is damaged.
         """
-        try:
-            state = torch.load(path, weights_only=True)
-            settings = state["settings"]
-        except DAMAGE as error:
-            raise damaged("scenes", path, error) from error
-        if settings != _settings(self.config):
+        state = read_checkpoint("scenes", path)
+        if state.get("settings") != _settings(self.config):
             raise ValueError(
-                f"train scenes: {path} was written with other settings; choose another output folder or remove it"
+                f"train scenes: {path} was written with other settings; choose another output folder or empty this one"
             )
         try:
             self.master.load_state_dict(state["weights"])
@@ -254,6 +250,8 @@ class Run:
             for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(saved)
             self.step, self.seconds = int(state["step"]), float(state["seconds"])
+            if not 0 <= self.step <= self.config.steps:
+                raise ValueError(f"step {self.step} of {self.config.steps}")
         except DAMAGE as error:
             raise damaged("scenes", path, error) from error
 
@@ -283,19 +281,9 @@ def train(
         torch.set_num_threads(threads)
 
 
-def _check_output(folder: Path) -> None:
-    """Raise ValueError for a folder with the files of a run that cannot be continued."""
-    held = [name for name in ("model.safetensors", "model.json", "log.jsonl") if (folder / name).exists()]
-    if held and not (folder / "checkpoint.pt").exists():
-        raise ValueError(
-            f"train scenes: {folder} holds {', '.join(held)} and no checkpoint.pt to go on from; choose another "
-            "output folder, or empty it"
-        )
-
-
 def _train(config: ScenesTrainConfig, evaluate: Evaluate | None, report: Report | None) -> Path:
-    _check_output(config.output)
     config.output.mkdir(parents=True, exist_ok=True)
+    check_new("scenes", config.output, "model.json", "log.jsonl")
     tokenizer = WordTokenizer(VOCABULARY, config.model.context_length)
     if tokenizer.size > config.model.vocabulary:
         raise ValueError(
