@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -60,15 +61,19 @@ def test_the_count_is_that_of_the_module(sizes):
     assert sum(weight.numel() for weight in PairTransformer(sizes).parameters()) == parameter_count(sizes)
 
 
-def plain(body: PairTransformer, image: torch.Tensor, text: torch.Tensor) -> float:
-    """One pair through torch's own encoder layers with the same weights."""
-    x = torch.cat(
+def sequence(body: PairTransformer, image: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+    """What the layers read of one pair, ``(1, 1 + P + T, width)``: the score token, patches, tokens."""
+    return torch.cat(
         [
             body.score_token[0],
             body.image_in(functional.layer_norm(image, image.shape[-1:])) + body.sides[0],
             body.text_in(functional.layer_norm(text, text.shape[-1:])) + body.sides[1],
         ]
     )[None]
+
+
+def twins(body: PairTransformer) -> Iterator[nn.TransformerEncoderLayer]:
+    """Torch's own encoder layers with the same weights."""
     for layer in body.layers:
         twin = nn.TransformerEncoderLayer(
             body.sizes.width,
@@ -94,6 +99,13 @@ def plain(body: PairTransformer, image: torch.Tensor, text: torch.Tensor) -> flo
             "norm2.bias": layer.norm_mlp.bias,
         }
         twin.load_state_dict(names)
+        yield twin
+
+
+def plain(body: PairTransformer, image: torch.Tensor, text: torch.Tensor) -> float:
+    """One pair through torch's own encoder layers with the same weights."""
+    x = sequence(body, image, text)
+    for twin in twins(body):
         x = twin(x)
     return float(body.score(body.norm(x[0, 0])))
 
@@ -185,6 +197,28 @@ def test_attention_goes_from_words_to_patches():
     found = head.attention(images, texts)
     assert found.shape == (3, 5, 6)
     assert bool((found >= 0).all()) and bool((found.sum(dim=-1) < 1).all()) and float(found.detach().sum()) > 0
+
+
+def test_attention_is_that_of_torchs_own_layers():
+    head = TFLocal.build(FACTS, TFLocalConfig(layers=2, width=16, heads=2)).eval()
+    with torch.no_grad():
+        # As drawn, queries and keys are small and everyone looks everywhere alike.
+        for layer in head.transformer.layers:
+            layer.qkv.weight.mul_(3)
+    images, texts = make_images(3), make_texts(3)
+    found = head.attention(images, texts)
+    for row in range(3):
+        text = texts.hidden[2][row][texts.attention_mask[row]]
+        x = sequence(head.transformer, images.hidden[2][row, 1:], text)
+        shares = torch.zeros(len(text), 6)
+        for twin in twins(head.transformer):
+            seen = twin.norm1(x)
+            _, weights = twin.self_attn(seen, seen, seen, need_weights=True)  # (1, 7 + T, 7 + T), mean over heads
+            # Rows ask: those of the text, after the score token and 6 patches.
+            shares += weights[0, 7:, 1:7] / 2
+            x = twin(x)
+        assert shares.std() > 0.01
+        torch.testing.assert_close(found[row, : len(text)], shares, rtol=1e-4, atol=1e-6)
 
 
 def test_linear_alignment_starts_as_the_cosine_and_is_the_formula():

@@ -35,6 +35,7 @@ from engine.training.peak_patch import (
     NegationData,
     head_for,
     negation_data,
+    regression_objective,
     train_peak_patch,
 )
 from engine.training.peak_patch_losses import choice_loss, keep_loss, regression_loss
@@ -79,6 +80,27 @@ def test_regression_loss_by_hand():
 def test_keep_loss_by_hand():
     found = keep_loss(torch.tensor([[1.0, 0.0], [0.0, 3.0]]), torch.tensor([[1.0, 1.0], [0.0, 1.0]]))
     assert float(found) == pytest.approx((1 - math.sqrt(0.5)) / 2)
+
+
+@torch.no_grad()
+def test_regression_objective_by_hand(engine, rows, tmp_path):
+    head = new_head(engine).eval()
+    torch.manual_seed(4)
+    for weight in head.ecn.parameters():
+        # The last layer starts near zero: the direction of its corrections would be that of noise.
+        weight.add_(0.2 * torch.randn(weight.shape))
+    data = negation_data(engine, head.needs(), rows[:3], tmp_path)
+    wanted = 0.0
+    for row in rows[:3]:
+        plain, denied = (engine.encode_texts([text], scorer=head.needs()) for text in row.texts[:2])
+        delta = head.deltas(denied)[0].tolist()
+        # From the caption with a true denial back to the caption without it.
+        target = (plain.embedding[0] - denied.embedding[0]).tolist()
+        dot = sum(a * b for a, b in zip(delta, target, strict=True))
+        wanted += sum((a - b) ** 2 for a, b in zip(delta, target, strict=True)) / len(delta) / 3
+        wanted += (1 - dot / math.hypot(*delta) / math.hypot(*target)) / 3
+    found = float(regression_objective(head, *data.batch(torch.arange(3))))
+    assert found == pytest.approx(wanted, rel=2e-3)
 
 
 @torch.no_grad()
