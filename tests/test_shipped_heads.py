@@ -120,13 +120,19 @@ def test_every_shipped_head_refuses_another_encoder(stranger, name):
     with pytest.raises(ValueError, match=refused(stranger, rf"load_head: .*{name}\.safetensors: the features")):
         load(path, fingerprint=fingerprint)
     scorer = SGI(crops="windows", head="scenes") if windows else get_scorer(name)
-    with pytest.raises(ValueError, match=refused(stranger, f"{name}: the images")):
+    with pytest.raises(ValueError, match=refused(stranger, f"{scorer.name}: features")):
         stranger.score(pictures, item.captions, scorer=scorer)
-    with pytest.raises(ValueError, match=refused(stranger, f"{name}: the images")):
+    with pytest.raises(ValueError, match=refused(stranger, f"{scorer.name}: features")):
         stranger.explain(pictures[0], item.captions[0], scorer=scorer)
+    # Features that were made without the scorer are refused by it too.
+    with pytest.raises(ValueError, match=refused(stranger, f"{name}: the images")):
+        stranger.encode_images(pictures, scorer=scorer.needs()) if windows else scorer.matrix(
+            stranger.encode_images(pictures, scorer=scorer.needs()),
+            stranger.encode_texts(item.captions, scorer=scorer.needs()),
+        )
     if name == "max_sim_head":
         with pytest.raises(ValueError, match=refused(stranger, f"{name}: the texts")):
-            scorer.late_queries(stranger.encode_texts(item.captions, scorer=scorer))
+            scorer.late_queries(stranger.encode_texts(item.captions, scorer=scorer.needs()))
     # Layers and widths fit: nothing but the fingerprint tells that the encoder is another one.
     head = load(path)
     head.fingerprint = fingerprint
