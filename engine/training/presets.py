@@ -20,12 +20,14 @@ TRAINING: Mapping[str, HeadTrainConfig] = {
         batch_weight=1.0,
         evaluate_every=200,
     ),
-    # On quads alone it gives all pairs the same score; beside the loss of the batch it does not get to them.
+    # On quads alone it gives all pairs the same score; beside the loss of the batch it does not get to them. A batch of
+    # B costs B² + 4 B runs.
     "tflocal": HeadTrainConfig(
         output=Path("runs/tflocal"),
         loss="auto",
         steps=2000,
-        batch_size=16,
+        batch_size=8,
+        precision="bfloat16",
         learning_rate=1e-3,
         batch_weight=1.0,
         batch_until=0.5,
