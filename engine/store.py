@@ -8,6 +8,7 @@ On disk a store is a folder::
         embedding.npy         one file for each part of the features, (rows, ...)
         hidden.6.npy
     shard-00001/ …
+    filling.lock              held by the process that fills the store
 
 A shard is written aside, flushed to the disk and renamed, so one that is there is whole, however the writer ended.
 bfloat16 is kept as int16 of the same bits, since numpy files do not know it.
@@ -31,12 +32,17 @@ from torch import Tensor
 
 from engine.atomic_files import flush_folder, write_text
 from engine.features import Features, ImageFeatures, TextFeatures
+from engine.file_lock import locked
 
-FORMAT_VERSION = 1
+# Since 2 a store of pictures that may be unreadable always says which are (`engine.training.encoded_pictures`).
+FORMAT_VERSION = 2
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 KINDS: dict[str, type[ImageFeatures] | type[TextFeatures]] = {"images": ImageFeatures, "texts": TextFeatures}
 # Shards held open at once: each of their files costs a descriptor.
 OPEN_SHARDS = 64
+LOCK = "filling.lock"
+# What damaged files make of reading them.
+_DAMAGE = (AttributeError, EOFError, FileNotFoundError, KeyError, TypeError, ValueError)
 
 Progress = Callable[[int, int], None]
 
@@ -72,7 +78,7 @@ class Manifest:
 
 
 class FeatureStore(Generic[Features]):
-    """Features of N rows on disk. Reading may be done from several threads and processes, filling by one at a time.
+    """Features of N rows on disk, for several threads and processes: all may read, one fills, others wait.
 
     Example:
         >>> import tempfile
@@ -84,9 +90,10 @@ class FeatureStore(Generic[Features]):
                 [0.5000, 0.5000, 0.5000, 0.5000]])
     """
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, format_version: int = FORMAT_VERSION) -> None:
         self.folder = folder
         self.manifest = manifest
+        self.format_version = format_version
         self._open: OrderedDict[int, Features] = OrderedDict()
         self._layers: frozenset[int] | None = None
 
@@ -121,15 +128,16 @@ class FeatureStore(Generic[Features]):
         try:
             held = json.loads(path.read_text(encoding="utf-8"))
             version = int(held.pop("format_version"))
-            if version > FORMAT_VERSION:
-                raise ValueError(f"format {version}, this version reads up to {FORMAT_VERSION}")
-            return cls(Path(folder), Manifest(**held))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"FeatureStore: {path} cannot be read ({error})") from error
+            manifest = Manifest(**held) if version <= FORMAT_VERSION else None
+        except _DAMAGE as error:
+            raise damaged(Path(folder), f"manifest.json: {error}") from error
+        if manifest is None:
+            raise ValueError(f"FeatureStore: {path} has format {version}, this version reads up to {FORMAT_VERSION}")
+        return cls(Path(folder), manifest, version)
 
     def with_layers(self, layers: Sequence[int]) -> FeatureStore[Features]:
         """The same store, of whose hidden states those of these layers alone are read; the others cost nothing."""
-        store: FeatureStore[Features] = FeatureStore(self.folder, self.manifest)
+        store: FeatureStore[Features] = FeatureStore(self.folder, self.manifest, self.format_version)
         store._layers = frozenset(layers)
         return store
 
@@ -154,9 +162,16 @@ class FeatureStore(Generic[Features]):
         """Write every shard that is missing; `encode(start, stop)` gives the features of those rows.
 
         `progress` is called with (rows written, rows in all). What was written stays when this is interrupted, and
-        the next call goes on there. Raises ValueError for features of another encoder, kind or number of rows, and
-        for numbers that the dtype of the store cannot hold; OSError when the disk is full.
+        the next call goes on there. While another process fills the store this waits, and then does what is left.
+        Raises ValueError for features of another encoder, kind or number of rows, and for numbers that the dtype of
+        the store cannot hold; OSError when the disk is full.
         """
+        # What is whole may lie where nobody may write.
+        if self.missing():
+            with locked(self.folder / LOCK):
+                self._fill(encode, progress)
+
+    def _fill(self, encode: Callable[[int, int], Features], progress: Progress | None) -> None:
         for leftover in self.folder.glob("shard-*.part"):
             shutil.rmtree(leftover)
         size, rows = self.manifest.shard_rows, self.manifest.rows
@@ -171,7 +186,8 @@ class FeatureStore(Generic[Features]):
     def __getitem__(self, rows: slice | Sequence[int] | Tensor) -> Features:
         """The chosen rows in their order, floating-point parts as float32.
 
-        Raises IndexError for a row that the store does not have, ValueError for one that is not written yet.
+        Raises IndexError for a row that the store does not have, ValueError for one that is not written yet or whose
+        files are damaged.
         """
         if isinstance(rows, slice):
             index = torch.arange(len(self))[rows]
@@ -242,6 +258,19 @@ class FeatureStore(Generic[Features]):
             raise ValueError(
                 f"FeatureStore: rows {shard * self.manifest.shard_rows} and on are not written yet; fill the store"
             )
+        try:
+            features = self._loaded(place)
+            rows = min(self.manifest.shard_rows, len(self) - shard * self.manifest.shard_rows)
+            if len(features) != rows:
+                raise ValueError(f"{len(features)} rows in place of {rows}")
+        except _DAMAGE as error:
+            raise damaged(place, error) from error
+        self._open[shard] = features
+        while len(self._open) > OPEN_SHARDS:
+            self._open.popitem(last=False)
+        return features
+
+    def _loaded(self, place: Path) -> Features:
         values: dict[str, Any] = json.loads((place / "facts.json").read_text(encoding="utf-8"))
         values = {name: _tuples(value) for name, value in values.items()}
         values["hidden"] = {}
@@ -255,11 +284,7 @@ class FeatureStore(Generic[Features]):
             else:
                 values[name] = tensor
         values["hidden"] = dict(sorted(values["hidden"].items()))
-        features: Features = self.kind(**values)
-        self._open[shard] = features
-        while len(self._open) > OPEN_SHARDS:
-            self._open.popitem(last=False)
-        return features
+        return self.kind(**values)
 
     def _mapped(self, path: Path) -> Tensor:
         # Copy on write: torch takes no read-only memory without a warning, and what is mapped is never written.
@@ -269,6 +294,11 @@ class FeatureStore(Generic[Features]):
             # Nothing can be mapped of an array without entries, such as the segments of captions without any.
             tensor = torch.from_numpy(np.load(path))
         return tensor.view(torch.bfloat16) if tensor.dtype == torch.int16 else tensor
+
+
+def damaged(folder: Path, why: object) -> ValueError:
+    """The error of a store, or of a shard of one, whose files cannot be read."""
+    return ValueError(f"FeatureStore: {folder} is damaged ({why}); remove this folder, it is made again")
 
 
 def _taken_apart(features: ImageFeatures | TextFeatures) -> tuple[dict[str, Tensor], dict[str, Any]]:

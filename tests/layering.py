@@ -9,7 +9,7 @@ from pathlib import Path
 
 # A unit may import units of lower rows, and itself; units of one row do not import each other.
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("engine._C", "engine.kernels", "engine.atomic_files", "engine.choices", "engine.forks"),
+    ("engine._C", "engine.kernels", "engine.atomic_files", "engine.choices", "engine.file_lock", "engine.forks"),
     ("engine.reference",),
     ("engine.ops",),
     (

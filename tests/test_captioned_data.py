@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,6 +98,42 @@ def test_broken_pictures_are_named_and_move_nothing(tmp_path, engine):
         path.write_bytes(b"broken")
     with pytest.raises(ValueError, match=r"must hold a picture that can be read, got none; the first: .*0\.png"):
         captioned_data(engine, PLAIN, read_coco(captions, images), tmp_path / "features")
+
+
+@pytest.mark.parametrize(
+    ("note", "message"),
+    [
+        (None, "unread.json is missing"),
+        ("", "unread.json: Expecting value"),
+        ("[]", "unread.json: .*no attribute"),
+        ('{"x": "y"}', "unread.json: invalid literal"),
+        ('{"999": "x"}', "unread.json: row 999 of 6"),
+    ],
+)
+def test_a_damaged_note_of_unread_pictures_is_named(tmp_path, engine, note, message):
+    captions, images, _ = write_coco(tmp_path)
+    (images / "000000000002.png").write_bytes(b"broken")
+    read = read_coco(captions, images)
+    data = captioned_data(engine, PLAIN, read, tmp_path / "features")
+    folder = data.images.folder
+    path = folder / "unread.json"
+    path.unlink()
+    if note is not None:
+        path.write_text(note)
+    with pytest.raises(ValueError, match=rf"{folder} is damaged \({message}.*\); remove this folder, it is made again"):
+        captioned_data(engine, PLAIN, read, tmp_path / "features")
+    shutil.rmtree(folder)
+    assert captioned_data(engine, PLAIN, read, tmp_path / "features").problems == data.problems
+
+
+def test_a_store_of_the_first_format_has_no_note_where_all_could_be_read(tmp_path, engine):
+    read = read_coco(*write_coco(tmp_path)[:2])
+    folder = captioned_data(engine, PLAIN, read, tmp_path / "features").images.folder
+    assert (folder / "unread.json").read_text() == "{}\n"
+    (folder / "unread.json").unlink()
+    manifest = folder / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"format_version": 2', '"format_version": 1'))
+    assert captioned_data(engine, PLAIN, read, tmp_path / "features").problems == ()
 
 
 def test_a_picture_that_was_replaced_is_encoded_again(tmp_path, engine):

@@ -234,6 +234,37 @@ def test_peakpatch_refuses_what_scenes_alone_have(tmp_path, monkeypatch, capsys,
     assert f"train peakpatch --data coco:x.json: has no use for {option[0]}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("call", "items"),
+    [
+        (("linear", "--items", "3", "--categories", "color", "size"), 6),
+        (("linear", "--negatives", "negation", "--items", "20", "--figure-items", "5"), 18),
+        (("linear", "--negatives", "negation", "--items", "20", "--skip-figures"), 20),
+        (("finetune", "--items", "3", "--categories", "color"), 3),
+        (("window_head", "--pictures", "7"), 7),
+        (("peakpatch", "--rows", "6"), 6),
+        (("scn", "--rows", "6"), 6),
+        (("generator", "--items", "6"), 6),
+    ],
+)
+def test_a_batch_of_more_items_than_there_are_is_refused_before_anything_is_computed(
+    tmp_path, monkeypatch, capsys, call, items
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("engine.engine.load", None)
+    assert main(["train", *call, "--batch-size", str(items + 1)]) == 2
+    said = f"--batch-size: must be at most the {items} items that are trained on, got {items + 1}"
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.rglob("*.npy"))
+
+
+def test_the_batch_of_the_first_training_of_both_corrections_counts_too(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("engine.engine.load", None)
+    assert main(["train", "ecn", "--rows", "1500", "--preset", "paper", "--skip-figures"]) == 2
+    assert "--batch-size: must be at most the 1500 items that are trained on, got 2048" in capsys.readouterr().err
+
+
 def test_a_wrong_call_is_one_line(tmp_path, capsys):
     assert train("linear", tmp_path, "--loss", "x") == 2
     assert "loss" in capsys.readouterr().err

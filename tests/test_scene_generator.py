@@ -132,6 +132,18 @@ def test_ten_steps_lower_the_loss_and_go_on_to_the_same_weights(engine, generato
         torch.testing.assert_close(stored.state_dict()[name], value, atol=2e-3, rtol=2e-3)
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [lambda held: b"", lambda held: held[:-100], lambda held: held[:9], lambda held: b"junk", lambda held: b"PK\3\4"],
+)
+def test_damaged_pictures_are_drawn_anew(engine, tmp_path, damage):
+    data = GeneratorData(engine, SmallScenes(4), tmp_path)
+    (path,) = tmp_path.glob("*/pictures.npy")
+    path.write_bytes(damage(whole := path.read_bytes()))
+    assert torch.equal(GeneratorData(engine, SmallScenes(4), tmp_path).pictures, data.pictures)
+    assert path.read_bytes() == whole
+
+
 def test_the_file_says_whose_embeddings_it_takes(generator, tmp_path):
     path = generator.save(tmp_path / "deep" / "g.safetensors", facts={"steps": 3})
     held = load_generator(path)

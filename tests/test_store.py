@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -148,6 +150,7 @@ def save(file, array):
         file.flush()
         print("writing", flush=True)
         sys.stdin.read()
+        file.seek(0)
     write(file, array)
 np.save = save
 store.fill(lambda start, stop: images[start:stop])
@@ -177,6 +180,90 @@ def test_a_writer_killed_in_the_middle_loses_one_shard(tmp_path):
     assert (tmp_path / "shard-00000" / "hidden.1.npy").stat().st_mtime_ns == before
     assert not list(tmp_path.glob("*.part"))
     check_equal(store[:], images, 1e-3)
+
+
+FILLING = """
+import sys
+from engine.store import FeatureStore, Manifest
+from tests.head_cases import make_images
+store = FeatureStore.create(sys.argv[1], Manifest("images", 11, "tiny-1", source="random", shard_rows=4))
+images = make_images(11)
+print("begun", flush=True)
+def encode(start, stop):
+    print(start, flush=True)
+    return images[start:stop]
+store.fill(encode)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs a system that can kill a process")
+@pytest.mark.parametrize("killed", [False, True])
+def test_of_two_that_fill_a_store_the_second_waits_for_the_first(tmp_path, killed):
+    def start(code: str) -> subprocess.Popen[str]:
+        root = Path(__file__).resolve().parent.parent
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        env = {**os.environ, "PYTHONPATH": str(root)}
+        return subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=root, env=env, text=True, **pipes)
+
+    with start(KILLED) as first:
+        assert first.stdout.readline() == "writing\n"
+        with start(FILLING) as second:
+            assert second.stdout.readline() == "begun\n"
+            # Long enough for one that does not wait.
+            time.sleep(0.5)
+            if killed:
+                first.kill()
+            _, error = first.communicate(timeout=60)
+            assert killed or first.returncode == 0, error
+            said, error = second.communicate(timeout=60)
+    # Rows that the first wrote are not encoded again.
+    assert second.returncode == 0 and said.split() == (["4", "8"] if killed else []), error
+    assert not list(tmp_path.glob("*.part"))
+    check_equal(FeatureStore.open(tmp_path)[:], make_images(ROWS), 1e-3)
+
+
+def test_a_whole_store_is_not_written_to(tmp_path):
+    images = make_images(ROWS)
+    filled(tmp_path, images)
+    (tmp_path / "filling.lock").unlink()
+    filled(tmp_path, images)
+    assert not (tmp_path / "filling.lock").exists()
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("facts.json", lambda path: path.write_bytes(b"")),
+        ("facts.json", lambda path: path.write_bytes(b"[]")),
+        ("facts.json", Path.unlink),
+        ("embedding.npy", lambda path: path.write_bytes(b"")),
+        ("embedding.npy", lambda path: path.write_bytes(b"junk of any kind")),
+        ("embedding.npy", _cut),
+        ("embedding.npy", Path.unlink),
+    ],
+)
+def test_a_damaged_shard_is_named_and_made_again(tmp_path, name, damage):
+    texts = TextFeatures(torch.nn.functional.normalize(torch.randn(ROWS, 6), dim=1), fingerprint=FACTS.fingerprint)
+    filled(tmp_path, texts)
+    shard = tmp_path / "shard-00001"
+    damage(shard / name)
+    store = FeatureStore.open(tmp_path)
+    with pytest.raises(ValueError, match=rf"{shard} is damaged \(.+\); remove this folder, it is made again"):
+        store[[0, 5]]
+    shutil.rmtree(shard)
+    check_equal(filled(tmp_path, texts)[:], texts, 0)
+
+
+def test_a_shard_of_other_rows_is_damaged(tmp_path):
+    texts = TextFeatures(torch.nn.functional.normalize(torch.randn(ROWS, 6), dim=1), fingerprint=FACTS.fingerprint)
+    filled(tmp_path, texts)
+    np.save(tmp_path / "shard-00001" / "embedding.npy", texts.embedding[:3].numpy())
+    with pytest.raises(ValueError, match=r"shard-00001 is damaged \(3 rows in place of 4\)"):
+        FeatureStore.open(tmp_path)[[0, 5]]
 
 
 def test_another_store_in_the_folder_is_refused_and_kept(tmp_path):
@@ -224,7 +311,11 @@ def test_manifests_that_cannot_be_read_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="is missing; the folder holds no store"):
         FeatureStore.open(tmp_path)
     path = tmp_path / "manifest.json"
-    for text, message in (("{", "cannot be read"), (json.dumps({"format_version": 9}), "format 9, this version")):
+    for text, message in (
+        ("{", r"is damaged \(manifest.json: .*\); remove this folder, it is made again"),
+        ("null", r"is damaged \(manifest.json: "),
+        (json.dumps({"format_version": 9}), "has format 9, this version reads up to 2"),
+    ):
         path.write_text(text)
         with pytest.raises(ValueError, match=message):
             FeatureStore.open(tmp_path)

@@ -9,7 +9,7 @@ from engine.cli.options import Shared
 from engine.cli.outputs import check_folder
 from engine.cli.progress import steps
 from engine.cli.tables import show_json, show_line
-from engine.cli.training_data import with_model
+from engine.cli.training_data import check_batch, with_model
 from engine.training.processes import processes
 from engine.training.scene_generator import GENERATOR_TRAINING, JUDGE_TRAINING, SmallScenes
 
@@ -41,6 +41,7 @@ class TrainGenerator(Shared):
         if (count := processes().count) > 1:
             raise ValueError(f"train generator: must run in one process, got {count}; call it without a launcher")
         check_folder("--output", self.output)
+        check_batch(self.batch_size, self.items)
         with steps("steps") as told:
             generator, judge = train_generator(
                 load(self.model, device=self.device),

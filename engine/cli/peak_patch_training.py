@@ -7,7 +7,15 @@ from pathlib import Path
 
 from engine.cli.options import check_unused
 from engine.cli.outputs import check_folder
-from engine.cli.training_data import OnData, check_figure_items, report, report_problems, show_trained, speaking
+from engine.cli.training_data import (
+    OnData,
+    check_batch,
+    check_figure_items,
+    report,
+    report_problems,
+    show_trained,
+    speaking,
+)
 from engine.heads.peak_patch import PeakPatch, PeakPatchConfig
 from engine.scenes.negation_training import TRAINING_SETS
 from engine.scenes.wordings import WordingSet
@@ -70,9 +78,12 @@ class TrainPeakPatch(OnData):
         if not self.skip_figures:
             check_figure_items(self.figure_items)
         rows = self.read_rows()
+        config, objective, training, first = self.settings()
+        # A correction of scores alone has no first training.
+        runs = (training,) if first is None or config.parts == "scn" else (training, first)
+        check_batch(max(run.batch_size for run in runs), len(rows))
         shared = processes()
         peaksim = load(self.model, device=shared.place(self.device))
-        config, objective, training, first = self.settings()
         config = head_for(peaksim.spec, config)
         head = PeakPatch.build(peaksim.spec, config, seed=self.training.seed).to(peaksim.encoder.device)
         head.take_readout(peaksim.encoder.text_readout())

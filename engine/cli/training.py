@@ -16,6 +16,7 @@ from engine.cli.training_data import (
     SCENES,
     NegativesOption,
     OnData,
+    check_batch,
     check_figure_items,
     report,
     report_problems,
@@ -35,7 +36,7 @@ from engine.training.captioned_data import CaptionedData, captioned_data, shape_
 from engine.training.hard_negatives import scene_denials, with_negatives
 from engine.training.head_data import HeadData, ScenesQuads, scenes_data
 from engine.training.heads import Evaluate, HeadTrainConfig, train_head
-from engine.training.held_out import HeldOutFigures, held_out
+from engine.training.held_out import HeldOutFigures, apart, held_out
 from engine.training.presets import TRAINING, Preset, with_preset
 from engine.training.processes import processes
 from engine.training.scenes import ScenesTrainConfig, train
@@ -123,6 +124,7 @@ class WithNegatives(OnQuads, OnData):
         """
         if self.on_scenes and self.negatives == "auto":
             check_unused("train --data scenes --negatives auto", self, "wordings")
+            check_batch(self.config.batch_size, self.items * len(self.categories))
             return None
         if self.on_scenes:
             if self.negatives != "negation":
@@ -138,6 +140,9 @@ class WithNegatives(OnQuads, OnData):
             found = with_negatives(read, kind, seed=self.data_seed)
             report_problems(found.problems[len(read.problems) :])
         report(f"loss: {self.config.fitted(*shape_of(found)).loss}")
+        # Of broken pictures nobody knows yet.
+        trained, _ = apart(len(found), 0 if self.skip_figures else self.figure_items)
+        check_batch(self.config.batch_size, len(trained))
         return found
 
 

@@ -86,6 +86,13 @@ def check_figure_items(items: int) -> None:
         raise ValueError(f"--figure-items must be at least 1, got {items}; --skip-figures leaves the figures out")
 
 
+def check_batch(batch_size: int, items: int) -> None:
+    """Raise ValueError for a batch of more items than there are, before anything is computed of them."""
+    # No items at all are refused by what makes them.
+    if 0 < items < batch_size:
+        raise ValueError(f"--batch-size: must be at most the {items} items that are trained on, got {batch_size}")
+
+
 @dataclass(frozen=True)
 class Speaker:
     """Says how far features and training are: a bar where a person sees it, and lines that a log keeps."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from engine.cli.options import Shared, check_unused, image_files
 from engine.cli.outputs import check_folder
-from engine.cli.training_data import check_figure_items, report_problems, show_trained, speaking
+from engine.cli.training_data import check_batch, check_figure_items, report_problems, show_trained, speaking
 from engine.heads.window_head import WindowHeadConfig
 from engine.training.heads import BatchLoss, HeadTrainConfig, train_head
 from engine.training.presets import TRAINING
@@ -56,6 +56,7 @@ class TrainWindowHead(Shared):
         if not (self.images or self.skip_figures):
             check_figure_items(self.figure_items)
         own = self.own_files()
+        check_batch(self.training.batch_size, self.pictures.pictures if own is None else len(own))
         shared = processes()
         peaksim = load(self.model, device=shared.place(self.device))
         layers = self.head.fitted(peaksim.spec).layers

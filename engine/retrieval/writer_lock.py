@@ -12,6 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from engine.file_lock import try_lock
 from engine.retrieval.errors import IndexBusy
 
 LOCK = "writer.lock"
@@ -104,7 +105,7 @@ def _guarded(path: Path) -> Iterator[None]:
         words = f"Index: {path.parent} cannot be written ({error.strerror})"
         raise OSError(error.errno, words, str(path)) from error
     try:
-        while not _try_guard(handle):
+        while not try_lock(handle):
             if time.monotonic() > deadline:
                 raise IndexBusy(f"Index: {path} stayed locked for {GUARD_TIMEOUT_S:g} s; another writer hangs there")
             time.sleep(0.01)
@@ -112,18 +113,3 @@ def _guarded(path: Path) -> Iterator[None]:
     finally:
         # Closing lets go of it, and so does dying.
         os.close(handle)
-
-
-def _try_guard(handle: int) -> bool:
-    try:
-        if os.name == "nt":
-            import msvcrt
-
-            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-        else:
-            import fcntl
-
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

@@ -14,7 +14,7 @@ from engine.atomic_files import write_text
 from engine.engine import Engine
 from engine.features import ImageFeatures, Needs
 from engine.images import ImageFailure, ImageSource
-from engine.store import FeatureStore
+from engine.store import FeatureStore, damaged
 
 # Pictures that are held as files at once; with a blank one they fill two batches.
 BLOCK = 127
@@ -51,8 +51,8 @@ def encoded_pictures(
         unread |= {first + start + int(failure.id): failure.reason for failure in failures}
     # In place of what an earlier try said of these rows.
     held = {row: reason for row, reason in unread_rows(store).items() if not first <= row < first + len(loads)}
-    if held or unread or _note(store).exists():
-        write_text(_note(store), json.dumps(held | unread, indent=1))
+    # Also where all could be read, so that a note that is gone is seen to be.
+    write_text(_note(store), json.dumps(held | unread, indent=1))
     return ImageFeatures.cat(parts)
 
 
@@ -67,10 +67,20 @@ def file_state(path: Path) -> tuple[int, int] | None:
 
 
 def unread_rows(store: FeatureStore[ImageFeatures]) -> dict[int, str]:
-    """The rows whose pictures could not be read, and why."""
+    """The rows whose pictures could not be read, and why. Raises ValueError when the note of them is damaged."""
     if not _note(store).exists():
+        # A store of format 1 has none of pictures that could all be read.
+        if store.format_version > 1 and len(store.missing()) < store.shards:
+            raise damaged(store.folder, f"{UNREAD} is missing")
         return {}
-    return {int(row): reason for row, reason in json.loads(_note(store).read_text(encoding="utf-8")).items()}
+    try:
+        held = {int(row): str(why) for row, why in json.loads(_note(store).read_text(encoding="utf-8")).items()}
+    except (AttributeError, ValueError) as error:
+        raise damaged(store.folder, f"{UNREAD}: {error}") from error
+    outside = [row for row in held if not 0 <= row < len(store)]
+    if outside:
+        raise damaged(store.folder, f"{UNREAD}: row {outside[0]} of {len(store)}")
+    return held
 
 
 def _note(store: FeatureStore[ImageFeatures]) -> Path:

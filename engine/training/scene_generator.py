@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -146,9 +147,11 @@ class GeneratorData:
 def _pictures(scenes: SmallScenes, path: Path) -> np.ndarray:
     """All pictures `(N, 3, side, side)`, uint8, drawn once and kept in a file: that takes a minute."""
     if path.exists():
-        held = np.load(path)
-        if held.shape == (scenes.items, 3, scenes.side, scenes.side):
-            return held
+        # What is damaged is drawn anew.
+        with suppress(ValueError), path.open("rb") as file:
+            held: np.ndarray = np.lib.format.read_array(file)
+            if held.shape == (scenes.items, 3, scenes.side, scenes.side) and held.dtype == np.uint8:
+                return held
     drawn = np.stack([scenes.picture(item) for item in range(scenes.items)])
     with written_whole(path) as unfinished, unfinished.open("wb") as file:
         np.save(file, drawn)
