@@ -194,7 +194,9 @@ def test_margins_of_every_item_are_kept(engine):
 
 def test_figures_of_records_are_their_shares(records):
     found = {figure.name: figure for figure in record_figures(records)}
-    assert len(found) == len(records) * len(SETS) * len(COLUMNS)
+    assert len(found) == len(records) * len(SETS) * (len(COLUMNS) + 1)
+    margin = found["no pool, seed 1: held_out/benchmark margin"]
+    assert margin.value == pytest.approx(records[-1]["sets"]["held_out/benchmark"]["margin"]) and margin.items == 12
     values = records[1]["sets"]["held_out/held_out"]["choice_hybrid"]
     figure = found["ECN and SCN, seed 0: held_out/held_out choice_hybrid"]
     assert (figure.value, figure.items) == (pytest.approx(values["share"]), values["items"])

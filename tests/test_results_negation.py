@@ -98,7 +98,7 @@ def test_peak_patch_is_trained_written_and_met(engine, shipped, tmp_path, monkey
     doubted[-1]["sets"]["held_out/benchmark"]["choice"] = wrong
     write_records(sweep, doubted)
     with pytest.raises(
-        ResultsDiffer, match=r"peakpatch-sweep\.jsonl: 1 of 60 .* layer 2, seed 1: held_out/benchmark choice: found"
+        ResultsDiffer, match=r"peakpatch-sweep\.jsonl: 1 of 70 .* layer 2, seed 1: held_out/benchmark choice: found"
     ):
         peak_patch.train(run)
     assert read_records(sweep) == trained

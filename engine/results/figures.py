@@ -17,7 +17,7 @@ class ResultsDiffer(Exception):
 
 @dataclass(frozen=True)
 class Figure:
-    """A share in 0..1 with its interval: of what, and over how many items."""
+    """A share in 0..1, or a median margin of scores, with its interval: of what, and over how many items."""
 
     name: str
     items: int

@@ -355,12 +355,14 @@ def margin_over_seeds(found: Sequence[Mapping[str, Any]]) -> Interval:
 
 
 def record_figures(records: Iterable[Mapping[str, Any]]) -> list[Figure]:
-    """Every share of every run and set of items, with its 95 % interval over items."""
+    """Every share of every run and set of items with its 95 % interval; the margin too where items' own are kept."""
     found = []
     for entry in records:
         for name, values in entry["sets"].items():
+            words = f"{entry['arm']}, seed {entry['seed']}: {name}"
             for column in COLUMNS:
                 interval, _, _ = over_seeds([values[column]])
-                words = f"{entry['arm']}, seed {entry['seed']}: {name} {column}"
-                found.append(Figure.of(words, values[column]["items"], interval))
+                found.append(Figure.of(f"{words} {column}", values[column]["items"], interval))
+            if "margins" in values:
+                found.append(Figure.of(f"{words} margin", values["choice"]["items"], margin_over_seeds([values])))
     return found
