@@ -17,6 +17,8 @@ from engine.training.head_data import ScenesQuads
 from engine.training.negatives import NEGATIVES
 from engine.training.presets import TRAINING
 
+ROOT = Path(__file__).resolve().parent.parent
+
 
 def test_cells_are_all_there_and_a_seed_is_whole_before_the_next():
     found = cells()
@@ -130,6 +132,12 @@ def test_scorers_that_are_not_trained_are_measured_on_the_items_of_the_heads(tmp
     # Kept for a run that is made again.
     monkeypatch.setattr(comparison.scenes, "evaluate", None)
     assert {figure.name: figure for figure in comparison._untrained(run)} == found
+
+
+def test_committed_scorers_that_are_not_trained_are_of_the_items_of_the_heads():
+    held = read_figures(ROOT / "docs" / "results" / "comparison-untrained.jsonl")
+    wanted = {f"{name} {split} {c}" for name in comparison.UNTRAINED for split in SPLITS for c in CATEGORIES}
+    assert {figure.name for figure in held} == wanted and {figure.items for figure in held} == {comparison.ITEMS}
 
 
 def test_a_seed_that_was_trained_to_something_else_is_told(run, monkeypatch):
