@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,8 +21,8 @@ from engine.encoders.scenes_model import ScenesModel, ScenesModelConfig
 from engine.engine import Engine, load
 from engine.heads.peak_patch import PeakPatch, PeakPatchConfig
 from engine.results import caption_map as maps
-from engine.results.caption_map import KINDS, caption_map
-from engine.results.peak_patch import ablation_section, layer_of, sweep_section
+from engine.results.caption_map import KINDS, caption_map, map_section
+from engine.results.peak_patch import ablation_section, layer_of, layers_section, sweep_section
 from engine.results.peak_patch_arms import (
     COLUMNS,
     ENCODER,
@@ -30,9 +31,11 @@ from engine.results.peak_patch_arms import (
     ItemSet,
     ablation_arms,
     losses,
+    margin_over_seeds,
     over_seeds,
     packed,
     read_records,
+    record_figures,
     run_arms,
     run_folder,
     sweep_arms,
@@ -127,7 +130,9 @@ def test_the_encoder_alone_is_what_the_benchmark_says(records, engine):
         assert found["r-neg@5"]["share"] == pytest.approx(wanted.recall(5, negated=True).value)
         assert found["margin"] == pytest.approx(wanted.choice.margin["median"])
         for name, value in wanted.choice.baselines.items():
-            assert name == "chance" or found["blind"][name]["choice"] == pytest.approx(value)
+            assert name == "chance" or found["blind"][name]["choice"]["share"] == pytest.approx(value)
+        for cell in (cell for columns in found["blind"].values() for cell in columns.values()):
+            assert 0 <= cell["low"] <= cell["share"] <= cell["high"] <= 1 and cell["items"] <= 12
 
 
 def test_what_is_trained_is_not_trained_again(engine, tmp_path):
@@ -167,6 +172,35 @@ def test_outcomes_are_packed_without_loss(engine):
     interval, low, high = over_seeds([one, other])
     assert interval.value == pytest.approx((one["share"] + 1) / 2) and (low, high) == (one["share"], 1.0)
     assert interval.low <= interval.value <= interval.high
+
+
+def test_margins_of_every_item_are_kept(engine):
+    outcomes = NegationFigures(engine, items=11).outcomes(GlobalCosine())
+    held = packed(outcomes)
+    kept = np.frombuffer(bytes.fromhex(held["margins"]), "<f2")
+    assert kept == pytest.approx(outcomes.margins, abs=1e-3)
+    # By hand, of two seeds: items are drawn alike for both.
+    other = {"margin": 0.5, "margins": np.full(11, 0.5, "<f2").tobytes().hex()}
+    found = margin_over_seeds([held, other])
+    assert found.value == pytest.approx((np.median(outcomes.margins) + 0.5) / 2)
+    rng = np.random.default_rng(0)
+    medians = [np.median(kept.astype(float)[rows]) / 2 + 0.25 for rows in rng.integers(11, size=(1000, 11))]
+    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(medians, [0.025, 0.975])), abs=1e-3)
+    assert found.low < found.value < found.high
+    # A record of before they were kept has a median and no interval.
+    old = margin_over_seeds([held, {"margin": 0.5}])
+    assert old.value == found.value and np.isnan(old.low) and np.isnan(old.high)
+
+
+def test_figures_of_records_are_their_shares(records):
+    found = {figure.name: figure for figure in record_figures(records)}
+    assert len(found) == len(records) * len(SETS) * (len(COLUMNS) + 1)
+    margin = found["no pool, seed 1: held_out/benchmark margin"]
+    assert margin.value == pytest.approx(records[-1]["sets"]["held_out/benchmark"]["margin"]) and margin.items == 12
+    values = records[1]["sets"]["held_out/held_out"]["choice_hybrid"]
+    figure = found["ECN and SCN, seed 0: held_out/held_out choice_hybrid"]
+    assert (figure.value, figure.items) == (pytest.approx(values["share"]), values["items"])
+    assert figure.low <= figure.value <= figure.high
 
 
 def test_many_heads_share_features(engine, monkeypatch):
@@ -209,7 +243,11 @@ def test_the_ablation_table_shows_every_arm_and_the_blind(records, engine):
     share = np.mean([values["choice"]["share"] for values in mine])
     row = next(line for line in text.splitlines() if line.startswith("| no pool | "))
     assert row.startswith(f"| no pool | {100 * share:.1f} ± ")
-    assert "| blind: no negation word | " in text and "Mean of 2 seeds" in text
+    assert text.count("| blind: no negation word | ") == len(SETS) and "Mean of 2 seeds" in text
+    number = r"[+-]?\d+\.\d+ ± \d+\.\d+"
+    assert re.search(rf"^\| no pool \| .* \| {number} \|$", text, re.MULTILINE)
+    # A blind row has no retrieval and no margin, and every other cell its interval.
+    assert len(re.findall(rf"^\| blind: [a-z ]+ \|( {number} \|){{4}} – \| – \| – \|$", text, re.MULTILINE)) == 6
 
 
 def test_the_sweep_stands_beside_the_contrast_of_layers(engine, tmp_path):
@@ -218,13 +256,30 @@ def test_the_sweep_stands_beside_the_contrast_of_layers(engine, tmp_path):
     report = diagnose_layers(engine, scene_changes(6))
     text = sweep_section(report, found)
     for layer in (1, 2, 3):
-        assert f"| layer {layer} | {report.curve('negation').means[layer - 1]:.3f} | " in text
+        own = report.curve("negation").values[layer - 1]
+        assert f"| layer {layer} | {own.value:.3f} ± {(own.high - own.low) / 2:.3f} | " in text
+    assert "| read | negation | existence | denial | all | " in text and " | R@5 | R-Neg@5 | margin |" in text
+    assert "| encoder alone | – | – | – | " in text and "| blind: longest text | – | – | – | " in text
+    assert all(line.count("|") == 12 for line in text.splitlines() if line.startswith("| "))
     shares = [entry["sets"][SETS[0].name]["choice"]["share"] for entry in found[1:]]
     if np.ptp(shares):
         wanted = np.corrcoef(report.curve("negation").means, shares)[0, 1]
         assert f"with all right choices: negation {wanted:+.2f}, " in text
     picture = Image.open(plot_sweep(report, found, tmp_path / "sweep.png"))
     assert picture.width > picture.height and len(np.unique(np.asarray(picture.convert("L")))) > 20
+
+
+def test_every_curve_of_the_layers_has_its_row(engine):
+    report = diagnose_layers(engine, scene_changes(6))
+    text = layers_section(report)
+    assert "| text layer | 1 | 2 | 3 | pairs |" in text and "(docs/scenes_layers.png)" in text
+    for curve in report.curves:
+        (row,) = [line for line in text.splitlines() if line.removesuffix(" |").startswith(f"| {curve.name}")
+                  and line.split(" | ")[0].removeprefix("| ").removesuffix(" (control)") == curve.name]  # fmt: skip
+        first = curve.values[0]
+        assert f" | {first.value:.3f} ± {(first.high - first.low) / 2:.3f} | " in row
+        assert row.endswith(f" | {curve.count} |") and (" (control) | " in row) == (curve.role == "control")
+    assert "roposed peak layer" in text
 
 
 def test_the_map_holds_every_caption_twice(engine, tmp_path, monkeypatch):
@@ -242,6 +297,9 @@ def test_the_map_holds_every_caption_twice(engine, tmp_path, monkeypatch):
     assert found.cosines["X – X and no Y, before"].value == pytest.approx(wanted, abs=1e-5)
     assert found.cosines["X – X and no Y, after"].value != pytest.approx(wanted, abs=1e-3)
     json.dumps(found.to_dict(), allow_nan=False)
+    sides = [found.cosines[f"X – X and no Y, {side}"] for side in ("before", "after")]
+    cells = " | ".join(f"{side.value:.3f} ± {(side.high - side.low) / 2:.3f}" for side in sides)
+    assert f"| X – X and no Y | {cells} |" in map_section(found) and "10 scenes X" in map_section(found)
     assert plot_map(found, tmp_path / "map.png").stat().st_size > 5000
     kept = (tmp_path / "map.png").read_bytes()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from copy import deepcopy
 from dataclasses import replace
 from functools import partialmethod
 from pathlib import Path
@@ -18,7 +20,7 @@ from engine.heads.scene_generator import SceneGenerator, SceneGeneratorConfig
 from engine.heads.scene_judge import SceneJudge, SceneJudgeConfig
 from engine.results import generator, peak_patch
 from engine.results.figures import ResultsDiffer, read_figures, write_figures
-from engine.results.peak_patch_arms import Arm, Budget, ItemSet, read_records
+from engine.results.peak_patch_arms import Arm, Budget, ItemSet, read_records, write_records
 from engine.results.run import Run
 from engine.training.heads import HeadTrainConfig
 from engine.training.scene_generator import SmallScenes
@@ -79,6 +81,7 @@ def test_peak_patch_is_trained_written_and_met(engine, shipped, tmp_path, monkey
     monkeypatch.setattr(peak_patch, "arms_of", lambda engine: ARMS)
     monkeypatch.setattr(peak_patch, "QUICK_ITEMS", 12)
     monkeypatch.setattr(peak_patch, "PAIRS", 6)
+    monkeypatch.setattr(peak_patch, "FAMILIES", 10)
     told: list[str] = []
     run = Run(tmp_path / "work", root=tmp_path, progress=lambda what, done, total: told.append(what))
     with pytest.raises(FileNotFoundError, match=r"peakpatch-ablation\.jsonl is missing; `peaksim results --train`"):
@@ -86,17 +89,46 @@ def test_peak_patch_is_trained_written_and_met(engine, shipped, tmp_path, monkey
     peak_patch.train(run)
     assert any(line.startswith("sweep: layer 2, seed 1: step 1/1") for line in told)
     assert len(read_records(tmp_path / "docs" / "heads" / "peakpatch-sweep.jsonl")) == 5
+    # Every run of every seed is held against the record before it.
+    sweep = tmp_path / "docs" / "heads" / "peakpatch-sweep.jsonl"
+    trained = read_records(sweep)
+    wrong = {"share": 1.0, "items": 24, "right": "ffffff"} if trained[-1]["sets"]["held_out/benchmark"]["choice"][
+        "share"] < 0.5 else {"share": 0.0, "items": 24, "right": "000000"}  # fmt: skip
+    doubted = deepcopy(trained)
+    doubted[-1]["sets"]["held_out/benchmark"]["choice"] = wrong
+    write_records(sweep, doubted)
+    with pytest.raises(
+        ResultsDiffer, match=r"peakpatch-sweep\.jsonl: 1 of 70 .* layer 2, seed 1: held_out/benchmark choice: found"
+    ):
+        peak_patch.train(run)
+    assert read_records(sweep) == trained
+    peak_patch.train(run)
     text = peak_patch.section(run)
     for words in (
         "| `peakpatch` | ",
         "| no pool | ",
         "| layer 2 | ",
+        "| blind: longest text | ",
         "(docs/peak_layers.png)",
+        "(docs/scenes_layers.png)",
+        "(docs/caption_map.png)",
+        "| negation | ",
+        "| there is Y – there is no Y | ",
         "wordings that no training",
     ):
         assert words in text
-    assert (tmp_path / "docs" / "peak_layers.png").exists()
+    for name in ("peak_layers", "scenes_layers", "caption_map"):
+        assert (tmp_path / "docs" / f"{name}.png").exists()
+    held = {figure.name: figure for figure in read_figures(run.figures / "peak_patch.jsonl")}
+    margin = held["peakpatch held_out/benchmark margin"]
+    cell = f"{margin.value:+.3f} ± {(margin.high - margin.low) / 2:.3f}"
+    assert margin.low <= margin.value <= margin.high and margin.items == 24
+    assert re.search(rf"\| `peakpatch` \| .* \| {re.escape(cell)} \|", text)
+    assert held["blind: longest text held_out/held_out choice"].items == 12
+    assert "blind: longest text held_out/held_out r@5" not in held
     quick = replace(run, quick=True)
+    for name in ("plot_layers", "plot_map", "caption_map", "diagnose_layers"):
+        monkeypatch.setattr(peak_patch, name, None)
     assert peak_patch.section(quick) == ""
     doubt(run.figures / "peak_patch.jsonl")
     with pytest.raises(ResultsDiffer, match=r"global held_out/benchmark choice: found .* over 12 items"):
@@ -120,6 +152,7 @@ def test_the_generator_is_written_met_and_trained(engine, shipped, tmp_path, mon
     run = Run(tmp_path / "work", root=tmp_path)
     text = generator.section(run)
     assert "| there is no Y, as the benchmark denies | corrected | " in text and "over 7 prompts" in text
+    assert "one seed of the generator, of the judge and of the head" in text
     figures = read_figures(run.figures / "generator.jsonl")
     assert len(figures) == 12 * 2 * 2 and figures[0].name == "X, vanilla: X's color" and figures[0].items == 7
     quick = replace(run, quick=True)
@@ -138,5 +171,12 @@ def test_the_generator_is_written_met_and_trained(engine, shipped, tmp_path, mon
     loaded: list[Path] = []
     load_judge = generator.load_judge
     monkeypatch.setattr(generator, "load_judge", lambda path: loaded.append(path) or load_judge(path))
+    committed = run.figures / "generator.jsonl"
+    write_figures(committed, [replace(figure, low=0.0, high=1.0) for figure in read_figures(committed)])
     assert "over 7 prompts" in generator.section(run)
     assert loaded[-1].is_relative_to(run.folder) and loaded[0].is_relative_to(shipped)
+    found = read_figures(committed)
+    doubt(committed)
+    with pytest.raises(ResultsDiffer, match=r"generator\.jsonl: 1 of 48 .* X, vanilla: X's color: found"):
+        generator.section(run)
+    assert read_figures(committed) == found

@@ -48,6 +48,12 @@ def test_the_section_is_trained_written_and_met(small: Run):
     assert [figure.name for figure in seeds] == [
         f"windows, trained head, seed {seed} held_out {category}" for seed in (0, 1) for category in onepass.CATEGORIES
     ]
+    # Trained again they are the same; where they were others that is told.
+    onepass.train(small, steps=2, pictures=WindowPictures(pictures=32, windows=2))
+    write_figures(small.figures / "onepass-seeds.jsonl", [replace(figure, low=2.0, high=2.0) for figure in seeds])
+    with pytest.raises(ResultsDiffer, match=r"onepass-seeds\.jsonl: 2 of 2 .* seed 1 held_out color: found"):
+        onepass.train(small, steps=2, pictures=WindowPictures(pictures=32, windows=2))
+    assert read_figures(small.figures / "onepass-seeds.jsonl") == seeds
     # Those of the shipped head in place of the two steps: the section wants the first seed to be the shipped one.
     shipped = [Figure(f.name, f.items, 0.5, 0.0, 1.0) for f in seeds]
     write_figures(small.figures / "onepass-seeds.jsonl", shipped)
@@ -67,6 +73,10 @@ def test_the_section_is_trained_written_and_met(small: Run):
     assert rows[1].startswith("| crops re-encoded, rescaled | 50.0 ± 25.0 |") and rows[2].endswith(" 1.0 |")
     assert "over 3 items" in text and rows[-1].endswith("|  |  |")
     assert len(read_figures(small.figures / "onepass.jsonl")) == 6 * len(onepass.CATEGORIES)
+    speeds = onepass.read_speeds(small.figures / "onepass-speed.jsonl")
+    assert set(speeds) == {*onepass.RE_ENCODED, *onepass.UNTRAINED, onepass.SHIPPED, onepass.WITH_WHOLE}
+    times = speeds[onepass.SHIPPED] / speeds["sgi native"]
+    assert rows[5].endswith(f" | {speeds[onepass.SHIPPED]:.0f} | {times:.1f} |")
     quick = Run(small.folder, quick=True, root=small.root)
     assert onepass.section(quick)
     wrong = [Figure(f.name, f.items, 0.9, 0.9, 0.9) for f in read_figures(small.figures / "onepass.jsonl")]
@@ -101,6 +111,8 @@ def test_committed_figures_are_of_the_shipped_head():
     held = {figure.name: figure for figure in read_figures(ROOT / "docs" / "results" / "onepass.jsonl")}
     least = {"color": 0.9, "size": 0.8, "material": 0.8}
     assert all(held[f"windows, trained head held_out {category}"].value >= value for category, value in least.items())
+    speeds = onepass.read_speeds(ROOT / "docs" / "results" / "onepass-speed.jsonl")
+    assert speeds["windows, trained head"] >= 10 * speeds["sgi native"]
     lines = (ROOT / "docs" / "results" / "onepass.jsonl").read_text().splitlines()
     assert len(lines) == 24 and all(json.loads(line)["items"] == 400 for line in lines)
     assert shipped_head("window_head").stat().st_size < 3_000_000

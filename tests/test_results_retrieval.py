@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.results.retrieval import KINDS, SAID, WORDS, Collection, said_of
+from engine.benchmarks.scenes import percent
+from engine.metrics import wilson_interval
+from engine.results.retrieval import KINDS, SAID, WORDS, Collection, _table, said_of
+from engine.results.scorers import RETRIEVAL, _words_table
 from engine.scenes.world import Group
 
 
@@ -55,6 +58,26 @@ def test_a_pairs_other_picture_is_wrong(collection):
     for query, right in zip(queries, collection.right(queries), strict=True):
         own = [name for name in right if name.endswith(" a")]
         assert any(name[:-1] + "b" in names - right for name in own), query.caption
+
+
+def test_every_share_has_its_interval():
+    shares = {kind: {"first": 20, "ten": 60, "of": 80} for kind in KINDS}
+    found = {
+        "images": 400, "queries": 80, "segmenter": "rules", "rows": {"sgi": {"shares": shares, "ms": 1.25}},
+        "recall": {kind: {"candidates": 0.5, "default": 1.0, "bfloat16": 0.9} for kind in KINDS},
+    }  # fmt: skip
+    text = _table(found)
+    cells = [percent(wilson_interval(count, 80)) for _ in KINDS for count in (20, 60)]
+    assert cells[0].startswith("25.0 ± ") and f"| sgi | {' | '.join(cells)} | 1.2 |" in text
+    assert "80 captions of each kind" in text and "95 % Wilson interval" in text
+
+
+def test_recall_of_the_model_has_its_interval_and_its_queries():
+    look = {"shape": {"value": 0.5, "low": 0.4, "high": 0.6, "level": 0.95}}
+    words = {"seen in training": look, "retrieval": {"image_to_text_r1": 0.994, "text_to_image_r1": 0.986}}
+    both = [percent(wilson_interval(count, RETRIEVAL)) for count in (497, 493)]
+    text = _words_table(words)
+    assert text.endswith(f": {both[0]} image→text, {both[1]} text→image.") and "500 queries each way" in text
 
 
 def test_a_denial_is_said_and_counts(collection):

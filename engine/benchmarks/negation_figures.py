@@ -115,8 +115,11 @@ class NegationFigures:
             ]
         return NegationOutcomes(found.credit, tuple(held.kinds), found.margin, *recalls)
 
-    def blind(self) -> dict[str, dict[str, float]]:
-        """For each scorer that reads the captions alone its shares `choice` and `choice_<kind>`, ties shared."""
+    def blind(self) -> dict[str, dict[str, Floats]]:
+        """For each scorer that reads the captions alone its credits `choice` and `choice_<kind>`, ties shared.
+
+        It finds no picture by its caption, so it has no recall.
+        """
         items = self._items()
         found = {}
         for name, worth in BLIND.items():
@@ -124,7 +127,7 @@ class NegationFigures:
             credit = multiple_choice(scores, [item.correct for item in items], ties="share").credit
             nothing = np.zeros(0)
             outcomes = NegationOutcomes(credit, tuple(item.template for item in items), nothing, nothing, nothing)
-            found[name] = {column: float(values.mean()) for column, values in outcomes.columns().items() if len(values)}
+            found[name] = {column: values for column, values in outcomes.columns().items() if len(values)}
         return found
 
     def _items(self) -> list[NegationItem]:

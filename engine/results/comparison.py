@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
+from engine.atomic_files import write_text
+from engine.benchmarks import scenes
 from engine.benchmarks.heads import GroupFigures
 from engine.engine import load
 from engine.heads.base import shipped_head
 from engine.heads.registry import load_head
-from engine.metrics import bootstrap_interval
+from engine.metrics import Interval, bootstrap_interval
 from engine.results.comparison_runs import (
     ARMS,
     BATCH,
     CATEGORIES,
     FINETUNE,
+    ITEM_SEED,
     ITEMS,
     SPLITS,
     STEPS,
@@ -24,7 +28,14 @@ from engine.results.comparison_runs import (
     read_lines,
     with_head,
 )
-from engine.results.figures import Figure, compare_figures
+from engine.results.figures import (
+    Figure,
+    check_figures,
+    compare_figures,
+    compare_renewed,
+    read_figures,
+    write_figures,
+)
 from engine.results.run import Run
 from engine.training.negatives import NEGATIVES
 
@@ -32,6 +43,9 @@ NAME = "comparison"
 # Shipped are those of seed 0 trained on quads, a rule fixed before any was measured.
 SHIPPED = ("tflocal", "tfglobal", "linear")
 SHIPPED_NEGATIVES, SHIPPED_SEED = "quads", 0
+# Scorers beside the heads, and those that a quick run measures: SGI encodes every crop.
+UNTRAINED = scenes.STANDARD_SCORERS
+QUICK_UNTRAINED = ("global", "max_sim")
 QUICK_ITEMS = 25
 CHANCE = 1 / 6
 TITLES = {"in_domain": "In domain", "held_out": "Held-out combinations"}
@@ -61,20 +75,53 @@ CLAIMS = (
 
 
 def train(run: Run) -> None:
-    """Train every cell, or go on with it, measure all of them, and put their lines where the section reads."""
-    comparison = Comparison(run, run.figures / f"{NAME}.jsonl", run.figures / f"{NAME}-logs.jsonl")
+    """Train every cell, or go on with it, measure all of them, and put their lines where the section reads.
+
+    Raises ResultsDiffer, with the new lines written, where a line of any seed does not meet the one it replaced.
+    """
+    path = run.figures / f"{NAME}.jsonl"
+    # Lines are replaced cell by cell: those of before wait here until every cell has been made, over stopped runs too.
+    before = run.folder / NAME / "before.jsonl"
+    if path.exists() and not before.exists():
+        before.parent.mkdir(parents=True, exist_ok=True)
+        write_text(before, path.read_text(encoding="utf-8").rstrip("\n"))
+    comparison = Comparison(run, path, run.figures / f"{NAME}-logs.jsonl")
     for cell in cells():
         comparison.make(cell)
+    held = line_figures(read_lines(before))
+    before.unlink(missing_ok=True)
+    compare_renewed(path.name, held, line_figures(read_lines(path)))
+
+
+def line_figures(lines: Sequence[Mapping[str, Any]]) -> list[Figure]:
+    """The figures of lines, each under the name of its cell."""
+    return [
+        Figure(
+            f"{_cell(line).name} {line['split']} {line['category']}",
+            *(line[key] for key in ("items", "value", "low", "high")),
+        )
+        for line in lines
+    ]
 
 
 def section(run: Run) -> str:
-    """The tables of the committed lines, after the shipped heads have met theirs; raises ResultsDiffer otherwise."""
+    """The tables of the committed lines, after the shipped heads have met theirs; raises ResultsDiffer otherwise.
+
+    Scorers that are not trained are measured; a quick run measures some of them and raises ResultsDiffer where figures
+    differ.
+    """
     path = run.figures / f"{NAME}.jsonl"
     lines = read_lines(path)
     if not lines:
         raise FileNotFoundError(f"results: {path} is missing or empty; `make results-train` writes it")
     compare_figures(path.name, _committed(lines), _shipped(run))
-    return "\n\n".join([_head(lines), *(_table(lines, split) for split in SPLITS), _claims(lines)])
+    untrained, kept = _untrained(run), run.figures / f"{NAME}-untrained.jsonl"
+    if run.quick:
+        check_figures(kept, untrained)
+        untrained = read_figures(kept)
+    else:
+        write_figures(kept, untrained)
+    return "\n\n".join([_head(lines), *(_table(lines, untrained, split) for split in SPLITS), _claims(lines)])
 
 
 def _committed(lines: Sequence[Mapping[str, Any]]) -> list[Figure]:
@@ -107,6 +154,26 @@ def _shipped(run: Run) -> list[Figure]:
     return found
 
 
+def _untrained(run: Run) -> list[Figure]:
+    """Scorers that are not trained, on the items of the heads; in parts, for SGI takes a minute or two."""
+    peaksim = load("scenes", device="cpu")
+    rows = {name: scorer for name, scorer in UNTRAINED.items() if not run.quick or name in QUICK_UNTRAINED}
+    items = run.items(ITEMS, QUICK_ITEMS)
+    found = []
+    for split in SPLITS[1:] if run.quick else SPLITS:
+        for category in CATEGORIES:
+            asked = scenes.ScenesBenchmark(items=items, split=split, categories=(category,), seed=ITEM_SEED)
+            made_by = f"{peaksim.spec.fingerprint} {asked!r} {peaksim.segmenter.name} {rows!r}"
+
+            def make(asked: scenes.ScenesBenchmark = asked) -> dict[str, Any]:
+                report = scenes.evaluate(peaksim, rows, asked, progress=run.progress)
+                return {row.scorer: asdict(row.group) for row in report.results}
+
+            held = run.part(f"{NAME}-{split}-{category}-untrained", made_by, make)
+            found += [Figure.of(f"{name} {split} {category}", items, Interval(**cell)) for name, cell in held.items()]
+    return found
+
+
 def _head(lines: Sequence[Mapping[str, Any]]) -> str:
     absent = [cell.name for cell in cells() if cell not in {_cell(line) for line in lines}]
     words = (
@@ -117,18 +184,24 @@ def _head(lines: Sequence[Mapping[str, Any]]) -> str:
         f"TFGlobal, which run once a pair, in groups of {ARMS['tflocal'].group}), against its hard-negative caption "
         "(*captions*), or in both choices within its quad (*2 × 2 pairs*); the latter two beside the batch in the "
         "first half, alone in the second. Group score in per cent: mean over seeds ± half the mean 95 % interval "
-        f"over {ITEMS} items of one seed (lowest–highest seed, where there are several); chance 16.7. Every run "
-        "stands in `docs/results/comparison.jsonl`, its log in `comparison-logs.jsonl`."
+        f"over {ITEMS} items of one seed (lowest–highest seed, where there are several); chance 16.7. The first rows "
+        "are scorers of the frozen model that are not trained, on the same items. Every run stands in "
+        "`docs/results/comparison.jsonl`, its log in `comparison-logs.jsonl`."
     )
     return words + (f" Not run: {', '.join(absent)}." if absent else "")
 
 
-def _table(lines: Sequence[Mapping[str, Any]], split: str) -> str:
+def _table(lines: Sequence[Mapping[str, Any]], untrained: Sequence[Figure], split: str) -> str:
     rows = [
         f"### {TITLES[split]}\n",
         "| trained | negatives | seeds | parameters | " + " | ".join(map(str.capitalize, CATEGORIES)) + " |",
         "|---" * (4 + len(CATEGORIES)) + "|",
     ]
+    held = {figure.name: figure for figure in untrained}
+    for name in UNTRAINED:
+        figures = [held[f"{name} {split} {category}"] for category in CATEGORIES]
+        shares = [scenes.percent(Interval(figure.value, figure.low, figure.high)) for figure in figures]
+        rows.append(f"| `{name}` | – | – | – | " + " | ".join(shares) + " |")
     for arm in ARMS:
         for negatives in NEGATIVES:
             own = [line for line in lines if (line["arm"], line["negatives"], line["split"]) == (arm, negatives, split)]

@@ -43,7 +43,8 @@ STEPS, BATCH = (750, 750), 32
 BATCH_WEIGHTS = (1.0, 0.0)
 SEEDS = (0, 1, 2)
 SPLITS = ("in_domain", "held_out")
-ITEMS = 200
+# Of each category; the seed is that of `ScenesBenchmark`, so they are the first of its items.
+ITEMS, ITEM_SEED = 200, 2026
 # Of the max-sim head: later blocks know of the whole picture (docs/heads.md). TFLocal has no layers of its own for
 # either side, so it also reads the last one, which a linear map takes to the text's space.
 IMAGE_LAYERS = (1, 2, 3)
@@ -205,8 +206,7 @@ class Comparison:
         return self._measures[split]
 
     def _figures_of(self, engine: Engine, scorer: Callable[[Any], Scorer], split: str) -> GroupFigures:
-        # The seed of `ScenesBenchmark`: the first of its items.
-        return GroupFigures(engine, scorer, items=self.items, categories=CATEGORIES, split=split, seed=2026)
+        return GroupFigures(engine, scorer, items=self.items, categories=CATEGORIES, split=split, seed=ITEM_SEED)
 
 
 def with_head(head: Head) -> Scorer:

@@ -17,7 +17,7 @@ class ResultsDiffer(Exception):
 
 @dataclass(frozen=True)
 class Figure:
-    """A share in 0..1 with its interval: of what, and over how many items."""
+    """A share in 0..1, or a median margin of scores, with its interval: of what, and over how many items."""
 
     name: str
     items: int
@@ -55,6 +55,25 @@ def read_figures(path: Path, *, written_by: str = "make results") -> list[Figure
 def check_figures(path: Path, found: Sequence[Figure]) -> None:
     """`compare_figures` with those that are committed in `path`; raises also what `read_figures` raises."""
     compare_figures(path.name, read_figures(path), found)
+
+
+def renew_figures(path: Path, found: Sequence[Figure]) -> None:
+    """Write what a training gave in the place of what is committed, then hold the new figures against the old.
+
+    Figures that were not there before have nothing to meet. Raises ResultsDiffer, with the new ones written, where
+    others are not met: nothing that was trained is lost, and the version control holds the old.
+    """
+    before = read_figures(path) if path.is_file() else []
+    write_figures(path, found)
+    compare_renewed(path.name, before, found)
+
+
+def compare_renewed(what: str, before: Sequence[Figure], found: Sequence[Figure]) -> None:
+    """`compare_figures` of those found that were there before."""
+    known = {figure.name for figure in before}
+    again = [figure for figure in found if figure.name in known]
+    if again:
+        compare_figures(what, before, again)
 
 
 def compare_figures(what: str, committed: Sequence[Figure], found: Sequence[Figure]) -> None:

@@ -28,7 +28,7 @@ from engine.heads.registry import load_head
 from engine.heads.scene_generator import SceneGenerator, SceneGeneratorConfig, load_generator
 from engine.heads.scene_judge import SceneJudge, load_judge
 from engine.metrics import Floats, Interval, bootstrap_interval
-from engine.results.figures import Figure, check_figures, write_figures
+from engine.results.figures import Figure, check_figures, renew_figures, write_figures
 from engine.results.run import Progress, Run, silent
 from engine.scenes.captions import phrase, with_article
 from engine.scenes.wordings import DENIALS, WORDINGS, with_denial
@@ -246,7 +246,8 @@ def section(run: Run) -> str:
     """The table, of what was trained in this work folder, else of what is shipped.
 
     The first prompts are drawn once more with what is shipped: a quick run draws them alone, and raises ResultsDiffer
-    where it sees something else.
+    where it sees something else. So does a full run where what was trained does not meet the committed figures, with
+    the new ones written.
     """
     engine = load("scenes", device="cpu")
     first = _figures(_values(run, engine, Files.of(), QUICK_PROMPTS, 1), QUICK_PROMPTS)
@@ -255,11 +256,12 @@ def section(run: Run) -> str:
         check_figures(quick, first)
         return ""
     trained = [run.folder / NAME / part / f"{part}.safetensors" for part in (SceneGenerator.name, SceneJudge.name)]
-    files = Files.of(*trained) if all(path.is_file() for path in trained) else Files.of()
+    renewed = all(path.is_file() for path in trained)
+    files = Files.of(*trained) if renewed else Files.of()
     values = _values(run, engine, files, PROMPTS, NOISES)
     values["judge"] = judged(load_judge(files.judge), JUDGED)
     write_figures(quick, first)
-    write_figures(run.figures / f"{NAME}.jsonl", _figures(values, PROMPTS))
+    (renew_figures if renewed else write_figures)(run.figures / f"{NAME}.jsonl", _figures(values, PROMPTS))
     return table(values, PROMPTS, NOISES)
 
 
@@ -345,7 +347,8 @@ def table(values: Mapping[str, Any], count: int, noises: int) -> str:
         "noises each, the same for both embeddings), in which the judge sees the color of X and that of Y. A "
         "denial is honoured where Y's color is not seen; the first rows say how often it is seen when nobody speaks of "
         f"it, and when it is asked for. On real renders the judge sees {cell(judge['sensitivity'])} of the colors that "
-        f"are there, and leaves {cell(judge['specificity'])} of those unseen that are not.\n",
+        f"are there, and leaves {cell(judge['specificity'])} of those unseen that are not. All figures are of one seed "
+        "of the generator, of the judge and of the head: intervals say nothing of what other seeds would give.\n",
         "| caption | embedding | " + " | ".join(SEEN) + " | honours “no Y” |",
         "|---" * (len(SEEN) + 3) + "|",
     ]

@@ -11,7 +11,7 @@ from engine.heads.base import Head, shipped_head
 from engine.heads.max_sim_head import MaxSimHead
 from engine.heads.registry import load_head
 from engine.metrics import Interval
-from engine.results.figures import Figure, compare_figures, read_figures, write_figures
+from engine.results.figures import Figure, compare_figures, read_figures, renew_figures
 from engine.results.run import Run
 from engine.scorers.base import Scorer
 from engine.scorers.max_sim_head import MaxSimHeadScorer
@@ -27,7 +27,10 @@ ITEMS, QUICK_ITEMS = 400, 20
 
 
 def train(run: Run) -> None:
-    """Train the three seeds, or go on with them, and put down their figures."""
+    """Train the three seeds, or go on with them, and put down their figures.
+
+    Raises ResultsDiffer, with the new figures written, where those of any seed do not meet the ones they replace.
+    """
     peaksim = load("scenes", device="cpu")
     found = []
     for seed in SEEDS:
@@ -41,7 +44,7 @@ def train(run: Run) -> None:
 
         train_head(head, data, config, report=report)
         found += _figures(run, peaksim, head.eval(), seed, ITEMS)
-    write_figures(run.figures / f"{NAME}.jsonl", found)
+    renew_figures(run.figures / f"{NAME}.jsonl", found)
 
 
 def section(run: Run) -> str:

@@ -8,7 +8,7 @@ of items what became of each of them, so that intervals and paired differences c
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -24,6 +24,7 @@ from engine.features import Needs
 from engine.heads.peak_patch import PeakPatch, PeakPatchConfig
 from engine.heads.registry import load_head
 from engine.metrics import Floats, Interval, bootstrap_interval
+from engine.results.figures import Figure
 from engine.scenes.negation import NEGATION_TEMPLATES
 from engine.scenes.negation_training import TRAINING_SETS
 from engine.scorers.global_cosine import GlobalCosine
@@ -45,6 +46,9 @@ Told = Callable[[str], None]
 ENCODER = "encoder alone"
 # Items that no layer, rate or weight was chosen by.
 SEED, ITEMS = 4242, 400
+# What a record keeps of every item; records that keep something else are made again.
+KEPT = "right or wrong, and margins"
+RESAMPLES = 1000
 COLUMNS = ("choice", *(f"choice_{kind}" for kind in NEGATION_TEMPLATES), "r@5", "r-neg@5")
 HEADINGS = ("all", *NEGATION_TEMPLATES, "R@5", "R-Neg@5")
 
@@ -231,7 +235,7 @@ class Measured:
         return {"arm": ENCODER, "seed": None, "fingerprint": self.engine.spec.fingerprint, "sets": found}
 
     def _kept(self, path: Path, weights: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        made_by = f"{self.engine.spec.fingerprint} {self.sets!r} {weights}"
+        made_by = f"{self.engine.spec.fingerprint} {self.sets!r} {weights} {KEPT}"
         if path.exists():
             held = json.loads(path.read_text(encoding="utf-8"))
             if held["made_by"] == made_by:
@@ -250,7 +254,21 @@ def measure(figures: dict[str, NegationFigures], path: Path) -> dict[str, dict[s
 
 def measure_encoder(figures: dict[str, NegationFigures]) -> dict[str, dict[str, Any]]:
     """The same of the encoder alone, with what scorers reach that read the captions alone."""
-    return {name: {**packed(held.outcomes(GlobalCosine())), "blind": held.blind()} for name, held in figures.items()}
+    return {
+        name: {**packed(held.outcomes(GlobalCosine())), "blind": _blind(held.blind())} for name, held in figures.items()
+    }
+
+
+def _blind(found: dict[str, dict[str, Floats]]) -> dict[str, dict[str, dict[str, float]]]:
+    """Shares with their 95 % intervals over items, as plain values."""
+    return {
+        name: {column: _share(len(values), bootstrap_interval(values)) for column, values in columns.items()}
+        for name, columns in found.items()
+    }
+
+
+def _share(items: int, interval: Interval) -> dict[str, float]:
+    return {"share": interval.value, "items": items, "low": interval.low, "high": interval.high}
 
 
 def record(arm: Arm, seed: int, path: Path, outcomes: dict[str, Any]) -> dict[str, Any]:
@@ -281,12 +299,16 @@ def losses(folder: Path) -> dict[str, list[list[float]]]:
 
 
 def packed(outcomes: NegationOutcomes) -> dict[str, Any]:
-    """Outcomes as plain values: each column's mean and, for every item, whether it was right, in hexadecimal."""
+    """Outcomes as plain values: each column's mean and, for every item, whether it was right, in hexadecimal.
+
+    Margins are those of float16, little-endian, in hexadecimal; their median is that of all digits.
+    """
     found: dict[str, Any] = {
         name: {"share": float(values.mean()), "items": len(values), "right": np.packbits(values > 0).tobytes().hex()}
         for name, values in outcomes.columns().items()
     }
-    return found | {"margin": float(np.median(outcomes.margins))}
+    margins = outcomes.margins.astype("<f2").tobytes().hex()
+    return found | {"margin": float(np.median(outcomes.margins)), "margins": margins}
 
 
 def write_records(path: Path, records: Iterable[dict[str, Any]]) -> None:
@@ -313,3 +335,34 @@ def over_seeds(columns: Sequence[dict[str, Any]]) -> tuple[Interval, float, floa
     """Mean over seeds with its 95 % interval over items, and the lowest and the highest seed's share."""
     shares = [column["share"] for column in columns]
     return bootstrap_interval(np.mean([unpacked(column) for column in columns], axis=0)), min(shares), max(shares)
+
+
+def margin_over_seeds(found: Sequence[Mapping[str, Any]]) -> Interval:
+    """Mean over seeds of the median margin, with its 95 % bootstrap interval over items.
+
+    Records of before margins were kept for each item give NaN for both bounds.
+    """
+    value = float(np.mean([values["margin"] for values in found]))
+    if not all("margins" in values for values in found):
+        return Interval(value, np.nan, np.nan)
+    margins = np.stack([np.frombuffer(bytes.fromhex(values["margins"]), "<f2") for values in found])  # (seeds, items)
+    items = margins.shape[1]
+    rows = np.random.default_rng(0).integers(items, size=(RESAMPLES, items))
+    medians = np.median(margins.astype(np.float64)[:, rows], axis=-1).mean(axis=0)  # (resamples,)
+    low, high = np.quantile(medians, [0.025, 0.975])
+    # Of the rounded margins: the bounds must hold the value of all digits.
+    return Interval(value, min(float(low), value), max(float(high), value))
+
+
+def record_figures(records: Iterable[Mapping[str, Any]]) -> list[Figure]:
+    """Every share of every run and set of items with its 95 % interval; the margin too where items' own are kept."""
+    found = []
+    for entry in records:
+        for name, values in entry["sets"].items():
+            words = f"{entry['arm']}, seed {entry['seed']}: {name}"
+            for column in COLUMNS:
+                interval, _, _ = over_seeds([values[column]])
+                found.append(Figure.of(f"{words} {column}", values[column]["items"], interval))
+            if "margins" in values:
+                found.append(Figure.of(f"{words} margin", values["choice"]["items"], margin_over_seeds([values])))
+    return found

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from PIL import Image
 
+from engine.benchmarks.scenes import percent
 from engine.engine import Engine, load
 from engine.features import TextFeatures
 from engine.heads.base import shipped_head
@@ -263,8 +264,7 @@ def _table(found: Mapping[str, Any]) -> str:
     for name, row in found["rows"].items():
         cells = []
         for kind in KINDS:
-            values = row["shares"][kind]
-            cells += [f"{100 * values['first'] / values['of']:.1f}", f"{100 * values['ten'] / values['of']:.1f}"]
+            cells += [percent(_share(row["shares"][kind], what)) for what in ("first", "ten")]
         lines.append(f"| {name} | {' | '.join(cells)} | {row['ms']:.1f} |")
     recalls = "; ".join(
         f"{kind}: {own['candidates']:.3f} with {CANDIDATES} candidates, {own['default']:.3f} by default, "
@@ -273,9 +273,10 @@ def _table(found: Mapping[str, Any]) -> str:
     )
     return (
         f"{found['images']:,} rendered scenes, {found['queries']} captions of each kind; per cent of the captions "
-        "whose first picture, or one of whose first ten, is right: all that the caption says is in it, and what it "
-        "denies is not. *Binding*: captions of one half of the pictures, pairs in which only a binding is exchanged, "
-        "in combinations that no training showed; they say that and the shapes, *all said* everything of both things. "
+        "(± half a 95 % Wilson interval) whose first picture, or one of whose first ten, is right: all that the "
+        "caption says is in it, and what it denies is not. *Binding*: captions of one half of the pictures, pairs in "
+        "which only a binding is exchanged, in combinations that no training showed; they say that and the shapes, "
+        "*all said* everything of both things. "
         "*Denial*: captions of the other half, which first say what is not there; beside them the same captions "
         "without that. `→`: the scorer ranks "
         f"{CANDIDATES} candidates, else it looks at all pictures. Segments {found['segmenter']}; int8; CPU time of one "

@@ -11,7 +11,7 @@ from engine.benchmarks import scenes
 from engine.benchmarks.scenes_zero_shot import zero_shot_figures
 from engine.engine import Engine, load
 from engine.heads.base import shipped_head
-from engine.metrics import Interval
+from engine.metrics import Interval, wilson_interval
 from engine.results.figures import Figure, check_figures, write_figures
 from engine.results.run import Run
 from engine.scorers.base import Scorer
@@ -113,6 +113,12 @@ def _words_table(words: Mapping[str, Any]) -> str:
     for look in looks:
         cells = [scenes.percent(Interval(**words[look][name])) for name in names]
         lines.append(f"| {look} | " + " | ".join(cells) + " |")
-    recall = words["retrieval"]
-    both = f"{100 * recall['image_to_text_r1']:.1f} image→text, {100 * recall['text_to_image_r1']:.1f} text→image"
-    return "\n".join([*lines, "", f"R@1 among {RETRIEVAL} scenes whose captions name every group in full: {both}."])
+    both = ", ".join(
+        f"{scenes.percent(wilson_interval(round(words['retrieval'][key] * RETRIEVAL), RETRIEVAL))} {ways}"
+        for key, ways in (("image_to_text_r1", "image→text"), ("text_to_image_r1", "text→image"))
+    )
+    recall = (
+        f"R@1 among {RETRIEVAL} scenes whose captions name every group in full, {RETRIEVAL} queries each way (± half a "
+        f"95 % Wilson interval): {both}."
+    )
+    return "\n".join([*lines, "", recall])
