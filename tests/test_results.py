@@ -59,6 +59,42 @@ def test_figures_are_read_as_they_were_written(tmp_path):
         read_figures(tmp_path / "g.jsonl")
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b'{"name": "x"', r"f\.jsonl, line 1: is damaged \("),
+        (b"\xff\n", r"f\.jsonl, line 1: is damaged \("),
+        (b"[1]\n", r"f\.jsonl, line 1: must be an object, got b'\[1\]'"),
+        (b"{}\n", r"f\.jsonl holds other lines than figures"),
+        (b"", r"f\.jsonl is empty; `make results` writes it"),
+    ],
+)
+def test_damaged_figures_are_named(tmp_path, text, message):
+    (tmp_path / "f.jsonl").write_bytes(text)
+    with pytest.raises(ValueError, match=message):
+        read_figures(tmp_path / "f.jsonl")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"made_by": "a", "values": 3}', "null"])
+def test_a_damaged_part_is_made_again(tmp_path, text):
+    (tmp_path / "p.json").write_text(text)
+    assert Run(tmp_path).part("p", "a", lambda: {"x": 1}) == {"x": 1}
+    assert Run(tmp_path).part("p", "a", dict) == {"x": 1}
+
+
+def test_a_training_that_differs_leaves_the_other_sections_their_turn(tmp_path, monkeypatch, capsys):
+    def differs(run: Run) -> None:
+        raise ResultsDiffer("a differs")
+
+    monkeypatch.setattr(registry, "SECTIONS", {"a": lambda run: "made a", "b": lambda run: "made b"})
+    monkeypatch.setattr(registry, "TRAININGS", {"a": differs})
+    (tmp_path / "RESULTS.md").write_text(PAGE)
+    assert main(["results", "--train", "--root", str(tmp_path), "--work", str(tmp_path / "work")]) == 1
+    page = (tmp_path / "RESULTS.md").read_text()
+    assert "made a" in page and "made b" in page
+    assert "a: a differs" in capsys.readouterr().out
+
+
 def test_figures_meet_where_their_intervals_do(tmp_path):
     path = tmp_path / "f.jsonl"
     write_figures(path, [figure("x", 0.5, 0.4, 0.6), figure("y", 0.1, 0.05, 0.2)])

@@ -22,8 +22,8 @@ from engine.results.comparison_runs import (
     ITEMS,
     SPLITS,
     STEPS,
-    Cell,
     Comparison,
+    cell_of,
     cells,
     read_lines,
     with_head,
@@ -97,7 +97,7 @@ def line_figures(lines: Sequence[Mapping[str, Any]]) -> list[Figure]:
     """The figures of lines, each under the name of its cell."""
     return [
         Figure(
-            f"{_cell(line).name} {line['split']} {line['category']}",
+            f"{cell_of(line).name} {line['split']} {line['category']}",
             *(line[key] for key in ("items", "value", "low", "high")),
         )
         for line in lines
@@ -175,7 +175,7 @@ def _untrained(run: Run) -> list[Figure]:
 
 
 def _head(lines: Sequence[Mapping[str, Any]]) -> str:
-    absent = [cell.name for cell in cells() if cell not in {_cell(line) for line in lines}]
+    absent = [cell.name for cell in cells() if cell not in {cell_of(line) for line in lines}]
     words = (
         "## What is worth training\n\n"
         "Heads on the frozen model and full fine-tuning of it, each with three kinds of negatives and one budget: "
@@ -250,7 +250,3 @@ def _verdict(claim: Claim, held: Mapping[tuple[str, str, int, str], Mapping[str,
     if not found:
         return "not run"
     return "yes" if all(found) else f"{sum(found)} of {len(found)}" if any(found) else "no"
-
-
-def _cell(line: Mapping[str, Any]) -> Cell:
-    return Cell(line["arm"], line["negatives"], line["seed"])

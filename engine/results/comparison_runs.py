@@ -28,6 +28,7 @@ from engine.heads.registry import HEADS
 from engine.heads.tfglobal import TFGlobalConfig
 from engine.heads.tflocal import TFLocalConfig
 from engine.metrics import bootstrap_interval
+from engine.results.json_lines import read_json_lines
 from engine.results.run import Run
 from engine.scorers.base import Scorer
 from engine.scorers.global_cosine import GlobalCosine
@@ -218,19 +219,23 @@ def with_head(head: Head) -> Scorer:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The JSON lines of a file; none where there is no file."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    return read_json_lines(path) if path.exists() else []
 
 
 def _put(path: Path, cell: Cell, lines: Sequence[Mapping[str, Any]]) -> None:
     """Write the lines of a cell in place of those it had; cells stand in their order."""
-    held = [line for line in read_lines(path) if _cell_of(line) != cell]
+    held = [line for line in read_lines(path) if cell_of(line) != cell]
     order = {each: number for number, each in enumerate(cells())}
     # Stable: lines of a cell stay in theirs.
-    ordered = sorted([*held, *lines], key=lambda line: order[_cell_of(line)])
+    ordered = sorted([*held, *lines], key=lambda line: order[cell_of(line)])
     path.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(path) as unfinished:
         unfinished.write_text("".join(json.dumps(line) + "\n" for line in ordered), encoding="utf-8")
 
 
-def _cell_of(line: Mapping[str, Any]) -> Cell:
-    return Cell(line["arm"], line["negatives"], line["seed"])
+def cell_of(line: Mapping[str, Any]) -> Cell:
+    """The cell whose line this is. Raises ValueError for a line of something else."""
+    try:
+        return Cell(line["arm"], line["negatives"], line["seed"])
+    except KeyError as error:
+        raise ValueError(f"results: a line of the comparison has no {error}: {str(line)[:60]}") from error

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from engine.atomic_files import written_whole
 from engine.metrics import Interval
+from engine.results.json_lines import read_json_lines
 
 
 class ResultsDiffer(Exception):
@@ -46,10 +47,16 @@ def write_figures(path: Path, figures: Iterable[Figure]) -> None:
 
 
 def read_figures(path: Path, *, written_by: str = "make results") -> list[Figure]:
-    """What `write_figures` wrote. Raises FileNotFoundError naming the command that writes it."""
+    """What `write_figures` wrote. Raises FileNotFoundError naming the command that writes it, ValueError for damage."""
     if not path.is_file():
         raise FileNotFoundError(f"results: {path} is missing; `{written_by}` writes it")
-    return [Figure(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    try:
+        found = [Figure(**line) for line in read_json_lines(path)]
+    except TypeError as error:
+        raise ValueError(f"results: {path} holds other lines than figures ({error}); restore the file") from error
+    if not found:
+        raise ValueError(f"results: {path} is empty; `{written_by}` writes it")
+    return found
 
 
 def check_figures(path: Path, found: Sequence[Figure]) -> None:

@@ -28,6 +28,7 @@ from engine.results.figures import (
     renew_figures,
     write_figures,
 )
+from engine.results.json_lines import read_json_lines
 from engine.results.run import Run
 from engine.scenes.items import controlled_items
 from engine.scorers.sgi import SGI
@@ -150,8 +151,7 @@ def write_speeds(path: Path, speed: Mapping[str, Any]) -> None:
 
 def read_speeds(path: Path) -> dict[str, float]:
     """Images a second of each way, as `write_speeds` wrote them."""
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return {line["name"]: line["images_per_second"] for line in lines}
+    return {line["name"]: line["images_per_second"] for line in read_json_lines(path)}
 
 
 def _data(run: Run, peaksim: Engine, pictures: WindowPictures) -> WindowData:

@@ -25,6 +25,7 @@ from engine.heads.peak_patch import PeakPatch, PeakPatchConfig
 from engine.heads.registry import load_head
 from engine.metrics import Floats, Interval, bootstrap_interval
 from engine.results.figures import Figure
+from engine.results.json_lines import read_json_lines
 from engine.scenes.negation import NEGATION_TEMPLATES
 from engine.scenes.negation_training import TRAINING_SETS
 from engine.scorers.global_cosine import GlobalCosine
@@ -322,7 +323,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     """What `write_records` wrote. Raises FileNotFoundError."""
     if not path.is_file():
         raise FileNotFoundError(f"peak patch: {path} is missing; `peaksim results --train` writes it")
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return read_json_lines(path)
 
 
 def unpacked(column: dict[str, Any]) -> Floats:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,9 +52,11 @@ class Run:
         """
         path = self.folder / f"{name}.json"
         if not self.quick and path.exists():
-            held = json.loads(path.read_text(encoding="utf-8"))
-            if held["made_by"] == made_by:
-                return dict(held["values"])
+            # A part that cannot be read is made again.
+            with suppress(ValueError, LookupError, TypeError):
+                held = json.loads(path.read_text(encoding="utf-8"))
+                if held["made_by"] == made_by:
+                    return dict(held["values"])
         values = dict(make())
         if not self.quick:
             path.parent.mkdir(parents=True, exist_ok=True)
