@@ -40,6 +40,7 @@ from tests.head_cases import FACTS
         (MaxSimHeadConfig, "text_layers", (0,), "must be at least 1, got 0"),
         (MaxSimHeadConfig, "grid", (0, 0), "must be at least 1, got 0"),
         (MaxSimHeadConfig, "grid", (6,), r"must be rows and columns, got \(6,\)"),
+        (MaxSimHeadConfig, "temperature", math.inf, r"must be at most 1e\+30, got inf"),
         (TFLocalConfig, "mlp", -1, "must be at least 0, got -1"),
         (TFLocalConfig, "layers", 1.5, "must be an integer, got 1.5"),
         (TFLocalConfig, "grid", (6, 6, 6), r"must be rows and columns, got \(6, 6, 6\)"),

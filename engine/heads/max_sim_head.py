@@ -68,7 +68,9 @@ class MaxSimHeadConfig(HeadConfig):
     def __post_init__(self) -> None:
         sizes = {"width": 1, "dim": 1, "heads": 1, "reach": 0, "image_width": 0, "text_width": 0}
         places = {"image_layers": 1, "text_layers": 1, "grid": 1}
-        check_numbers(self, above_zero=("initial_scale",), integers=sizes | places)
+        # The op takes temperatures up to this.
+        most = {"temperature": 1e30}
+        check_numbers(self, above_zero=("initial_scale",), integers=sizes | places, at_most=most)
         check_grid("MaxSimHeadConfig", self.grid)
         if not 0 < self.final_temperature <= self.temperature:
             raise ValueError(
