@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 GridName = Literal["none", "scenes", "multi_scale", "dense"]
@@ -39,8 +40,19 @@ def check_flag(who: str, option: str, value: object) -> None:
         raise TypeError(f"{who}: {option} must be True or False, got {value!r}")
 
 
-def check_numbers(settings: object, *, above_zero: Sequence[str] = (), at_least_zero: Sequence[str] = ()) -> None:
-    """Raise ValueError, naming it, for an attribute of `settings` that is not finite or below its bound."""
+def check_numbers(
+    settings: object,
+    *,
+    above_zero: Sequence[str] = (),
+    at_least_zero: Sequence[str] = (),
+    integers: Mapping[str, int] = MappingProxyType({}),
+    at_most: Mapping[str, float] = MappingProxyType({}),
+) -> None:
+    """Raise ValueError, naming it, for an attribute of `settings` that is not finite or outside its bounds.
+
+    `integers`: the lowest value of each attribute that is an integer or a tuple of them. `at_most`: the highest value
+    of any attribute.
+    """
     who = type(settings).__name__
     # Comparisons are written so that NaN fails them.
     for name in above_zero:
@@ -49,6 +61,22 @@ def check_numbers(settings: object, *, above_zero: Sequence[str] = (), at_least_
     for name in at_least_zero:
         if not 0 <= getattr(settings, name) < math.inf:
             raise ValueError(f"{who}: {name} must be finite, at least 0, got {getattr(settings, name)}")
+    for name, least in integers.items():
+        value = getattr(settings, name)
+        for each in value if isinstance(value, tuple) else (value,):
+            if isinstance(each, bool) or not isinstance(each, int):
+                raise ValueError(f"{who}: {name} must be an integer, got {each!r}")
+            if each < least:
+                raise ValueError(f"{who}: {name} must be at least {least}, got {each}")
+    for name, most in at_most.items():
+        if not getattr(settings, name) <= most:
+            raise ValueError(f"{who}: {name} must be at most {most}, got {getattr(settings, name)}")
+
+
+def check_seed(who: str, seed: int) -> None:
+    """Raise ValueError for a seed that generators of random numbers do not take."""
+    if not 0 <= seed < 1 << 63:
+        raise ValueError(f"{who}: seed must be from 0 to below 2**63, got {seed}")
 
 
 def check_fill(who: str, value: object, names: Sequence[str]) -> None:

@@ -278,6 +278,13 @@ def test_what_nobody_expected_is_named_by_its_kind(shell: Shell, monkeypatch: py
     assert shell("doctor") == 1
     assert shell.err == "peaksim: RuntimeError: no memory (--debug shows where)\n"
 
+    def diverge() -> None:
+        raise FloatingPointError("the gradient is not finite")
+
+    monkeypatch.setattr("engine.doctor.examine", diverge)
+    assert shell("doctor") == 1
+    assert shell.err == "peaksim: the gradient is not finite\n"
+
     def interrupt() -> None:
         raise KeyboardInterrupt
 

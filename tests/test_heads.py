@@ -146,6 +146,17 @@ BROKEN = {
     "option": (lambda plain: plain["config"].update(depth=2), "options that max_sim_head has no place for: depth"),
     "size": (lambda plain: plain["config"].update(dim=8), "must hold the weights its header describes, got"),
     "field": (lambda plain: plain.pop("encoder"), "has a header that cannot be read"),
+    "no config": (lambda plain: plain.update(config=None), "a header whose config is a dict, got NoneType"),
+    "list for config": (lambda plain: plain.update(config=[]), "a header whose config is a dict, got list"),
+    "list for head": (lambda plain: plain.update(head=[]), "a header whose head is a str, got list"),
+    "no fingerprint": (lambda plain: plain.update(fingerprint=None), "whose fingerprint is a str, got NoneType"),
+    "no facts": (lambda plain: plain.update(facts=None), "a header whose facts is a dict, got NoneType"),
+    "word for a size": (lambda plain: plain["config"].update(dim="x"), "a configuration of max_sim_head, got .*'x'"),
+    "size below 0": (lambda plain: plain["config"].update(dim=-1), "a configuration of max_sim_head, got .* -1"),
+    "size for layers": (lambda plain: plain["config"].update(image_layers=1), "a configuration of max_sim_head, got"),
+    "huge size": (lambda plain: plain["config"].update(dim=10**30), "a configuration of max_sim_head, got"),
+    "endless format": (lambda plain: plain.update(format_version=float("inf")), "got 'head' of format inf"),
+    "word for a format": (lambda plain: plain.update(format_version="1"), "got 'head' of format 1"),
 }
 
 
@@ -169,6 +180,10 @@ def test_files_that_are_no_heads_are_refused(tmp_path):
     save_file({"x": torch.ones(1)}, path)
     with pytest.raises(ValueError, match="was not written by peaksim"):
         load_head(path)
+    for header in ("[]", "3", '"head"', "[" * 100_000):
+        save_file({"x": torch.ones(1)}, path, metadata={"peaksim": header})
+        with pytest.raises(ValueError, match="was not written by peaksim"):
+            load_head(path)
 
 
 def test_a_head_that_is_not_shipped_is_named_with_those_that_are():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -216,8 +217,11 @@ def test_what_is_refused():
         ECN(ECNConfig(width=24, embed_dim=8, hidden=8, heads=5))
     with pytest.raises(ValueError, match="SCNConfig: context must be at least 1, got 0"):
         SCN(SCNConfig(embed_dim=4, score_hidden=4))
-    with pytest.raises(ValueError, match="bound must be above 0, got 0"):
-        PeakPatchConfig(bound=0)
+    for bound in (0, math.inf, math.nan):
+        with pytest.raises(ValueError, match=f"PeakPatchConfig: bound must be finite and above 0, got {bound}"):
+            PeakPatchConfig(bound=bound)
+    with pytest.raises(ValueError, match="norm_eps must be finite, at least 0, got nan"):
+        PeakPatchConfig(norm_eps=math.nan)
     with pytest.raises(ValueError, match="dropout must be at least 0 and below 1, got 1"):
         PeakPatchConfig(dropout=1)
     with pytest.raises(ValueError, match="hidden must be at least 0, got -1"):

@@ -8,6 +8,7 @@ from typing import get_args
 import pytest
 
 from engine.choices import GridName
+from engine.cli.options import scorer_with
 from engine.crops import CROP_GRIDS
 from engine.features import RegionPlan, TextFeatures
 from engine.scorers.base import Scorer
@@ -16,6 +17,12 @@ from engine.scorers.max_sim import MaxSim
 from engine.scorers.registry import SCORERS, get_scorer
 from engine.scorers.sgi import SGI
 from tests.scorer_cases import make_images, make_texts, unit
+
+
+def test_numbers_with_commas_are_colours_alone():
+    assert scorer_with("sgi", ("fill=1,2,3",)) == SGI(fill=(1, 2, 3))
+    assert scorer_with("linear", ("head=1,2,3",)).head == "1,2,3"
+    assert scorer_with("sgi", ("head=1,2,3", "crops=windows")).head == "1,2,3"
 
 
 def test_the_registry_knows_its_scorers_and_says_so():

@@ -180,8 +180,8 @@ def test_layers_are_those_before_the_last_by_default():
         return WindowHead.build(replace(FACTS, image_layers=depth)).layers
 
     assert [layers(depth) for depth in (1, 2, 4, 6, 12)] == [(1,), (1,), (1, 2, 3), (2, 3, 4, 5), (8, 9, 10, 11)]
-    wide = WindowHeadConfig(image_width=768).fitted(FACTS)
-    assert (wide.heads, wide.hidden) == (12, 3072) and WindowHeadConfig(image_width=70).fitted(FACTS).heads == 1
+    wide, odd = (WindowHeadConfig().fitted(replace(FACTS, image_width=width)) for width in (768, 70))
+    assert (wide.heads, wide.hidden) == (12, 3072) and odd.heads == 1
 
 
 def test_a_copy_of_the_class_tokens_way_begins_as_its_last_blocks_kept_to_a_window():

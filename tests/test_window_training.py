@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -306,8 +307,10 @@ def _items() -> list[ControlledItem]:
     [
         (lambda: WindowPictures(pictures=0), "WindowPictures: pictures must be at least 1, got 0"),
         (lambda: WindowPictures(windows=1), "WindowPictures: windows must be at least 2, got 1"),
-        (lambda: WindowObjective(wording=-1), "wording must not be negative and wordings at least 1, got -1 and 512"),
-        (lambda: WindowObjective(wordings=0), "WindowObjective: wording must not be negative .* got 3.0 and 0"),
+        (lambda: WindowPictures(data_seed=-1), "WindowPictures: data_seed must be at least 0, got -1"),
+        (lambda: WindowObjective(wording=-1), "WindowObjective: wording must be finite, at least 0, got -1"),
+        (lambda: WindowObjective(wording=math.nan), "WindowObjective: wording must be finite, at least 0, got nan"),
+        (lambda: WindowObjective(wordings=0), "WindowObjective: wordings must be at least 1, got 0"),
     ],
 )
 def test_settings_are_checked(make, message: str):

@@ -130,7 +130,7 @@ def _code(error: Exception) -> int:
 
 def _one_line(error: Exception) -> str:
     text = " ".join(str(error).split())
-    if text and isinstance(error, ValueError | TypeError | OSError | ImportError):
+    if text and isinstance(error, ValueError | TypeError | OSError | ImportError | FloatingPointError):
         return text
     # What was not written for users is named with its kind.
     return f"{type(error).__name__}: {text} (--debug shows where)"

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qsl
 
 from tyro.conf import UseAppendAction, arg
@@ -145,7 +145,7 @@ def _value(name: str, text: str, hint: Any) -> Any:
             return float(text)
         except ValueError:
             raise ValueError(f"--option: {name} must be a number, got {text!r}") from None
-    numbers = text.split(",")
+    numbers = text.split(",") if any(get_origin(kind) is tuple for kind in kinds) else []
     if len(numbers) == 3 and all(number.strip().isdigit() for number in numbers):
         return tuple(int(number) for number in numbers)
     return text

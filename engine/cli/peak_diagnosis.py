@@ -51,7 +51,13 @@ class Trained(PlacedModel):
         return found
 
     def check(self) -> None:
-        """Refuse files and folders that cannot be written before anything is computed."""
+        """Refuse what cannot be trained or measured, or written, before anything is computed."""
+        from engine.training.peak_patch import SCENES_TRAINING
+
+        least = {"seeds": 1, "rows": SCENES_TRAINING.batch_size, "steps": 1, "items": 2}
+        for name, lowest in least.items():
+            if getattr(self, name) < lowest:
+                raise ValueError(f"--{name} must be at least {lowest}, got {getattr(self, name)}")
         check_folder("--output", self.output)
         check_folder("--features", self.features)
         check_file("--records", self.records)

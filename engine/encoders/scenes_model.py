@@ -50,6 +50,11 @@ class ScenesModelConfig:
         for name, value in asdict(self).items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"ScenesModelConfig: {name} must be a positive integer, got {value!r}")
+        if self.context_length < 3:
+            raise ValueError(
+                "ScenesModelConfig: context_length must hold start, end and a word, at least 3, got "
+                f"{self.context_length}"
+            )
         for whole, part in (("width", "heads"), ("image_size", "patch_size")):
             if getattr(self, whole) % getattr(self, part):
                 raise ValueError(

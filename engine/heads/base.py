@@ -210,9 +210,12 @@ class HeadFile:
             strange = ", ".join(sorted(set(self.config) - known))
             raise ValueError(f"load_head: {path} holds options that {kind.name} has no place for: {strange}")
         values = {name: tuple(value) if isinstance(value, list) else value for name, value in self.config.items()}
-        # Drawing first weights would move the caller's random numbers, for weights that the file replaces.
-        with torch.random.fork_rng(devices=[]):
-            head = kind(kind.config_type(**values), encoder=self.encoder, fingerprint=self.fingerprint)
+        try:
+            # Drawing first weights would move the caller's random numbers, for weights that the file replaces.
+            with torch.random.fork_rng(devices=[]):
+                head = kind(kind.config_type(**values), encoder=self.encoder, fingerprint=self.fingerprint)
+        except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
+            raise ValueError(f"load_head: {path} must hold a configuration of {kind.name}, got {error}") from error
         try:
             head.load_state_dict(dict(self.state))
         except RuntimeError as error:
@@ -231,18 +234,25 @@ def read_head(path: str | PathLike[str]) -> HeadFile:
     except SafetensorError as error:
         raise ValueError(f"load_head: {path} is not a whole safetensors file ({error})") from error
     try:
-        plain = dict(json.loads(header or ""))
-        kind, version = plain.pop("kind"), int(plain.pop("format_version"))
-    except (KeyError, TypeError, ValueError) as error:
+        plain = json.loads(header or "")
+        kind, version = plain.pop("kind"), plain.pop("format_version")
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"load_head: {path} was not written by peaksim (no header)") from error
-    if kind != "head" or version > FORMAT_VERSION:
+    if kind != "head" or type(version) is not int or version > FORMAT_VERSION:
         raise ValueError(
             f"load_head: {path} must hold a head of format {FORMAT_VERSION} or lower, got {kind!r} of format {version}"
         )
     try:
-        return HeadFile(**plain, state=state)
+        found = HeadFile(**plain, state=state)
     except TypeError as error:
         raise ValueError(f"load_head: {path} has a header that cannot be read ({error})") from error
+    for name, wanted in (("head", str), ("config", dict), ("encoder", str), ("fingerprint", str), ("facts", dict)):
+        held = getattr(found, name)
+        if not isinstance(held, wanted):
+            raise ValueError(
+                f"load_head: {path} must have a header whose {name} is a {wanted.__name__}, got {type(held).__name__}"
+            )
+    return found
 
 
 def shipped_head(name: str, model: str = "scenes") -> Path:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from engine.choices import check_numbers
 from engine.ops.peak_patch import AttentionPool, peak_patch_features
 from engine.ops.peak_patch_correct import peak_patch_correct
 from engine.reference.peak_patch import TokenNorm, at_end, normalised
@@ -128,11 +129,8 @@ class ECN(nn.Module):
 
 
 def check_sizes(config: object, names: Sequence[str], *, least: int = 0) -> None:
-    """Raise ValueError for a named field below `least`, or a dropout outside [0, 1)."""
-    kind = type(config).__name__
-    for name in names:
-        if getattr(config, name) < least:
-            raise ValueError(f"{kind}: {name} must be at least {least}, got {getattr(config, name)}")
+    """Raise ValueError for a named field that is no integer from `least` up, or a dropout outside [0, 1)."""
+    check_numbers(config, integers=dict.fromkeys(names, least))
     dropout = getattr(config, "dropout", 0.0)
     if not 0 <= dropout < 1:
-        raise ValueError(f"{kind}: dropout must be at least 0 and below 1, got {dropout}")
+        raise ValueError(f"{type(config).__name__}: dropout must be at least 0 and below 1, got {dropout}")

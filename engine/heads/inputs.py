@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,6 +78,27 @@ def grid_of(who: str, encoder: EncoderFacts) -> tuple[int, int]:
     if encoder.grid is None:
         raise ValueError(f"{who}: needs an encoder with a fixed patch grid, got {encoder.name} without one")
     return encoder.grid
+
+
+def encoder_sizes(who: str, encoder: EncoderFacts, config: object, sizes: Mapping[str, object]) -> dict[str, Any]:
+    """The encoder's `sizes`, by their names in a configuration. Raises ValueError where that was given others."""
+    for name, wanted in sizes.items():
+        given = getattr(config, name)
+        if given and given != wanted:
+            raise ValueError(f"{who}: {name} must be {encoder.name}'s {wanted}, got {given}")
+    return dict(sizes)
+
+
+def check_reach(who: str, reach: int, grid: tuple[int, int]) -> None:
+    """Raise ValueError for a neighbourhood that goes beyond all patches: what lies there is empty."""
+    if reach > max(grid):
+        raise ValueError(f"{who}: reach must be at most the longer side of the grid {grid}, got {reach}")
+
+
+def check_grid(who: str, grid: Sequence[int]) -> None:
+    """Raise ValueError for a grid that is neither rows and columns nor, of an encoder not yet known, none."""
+    if len(grid) not in (0, 2):
+        raise ValueError(f"{who}: grid must be rows and columns, got {grid}")
 
 
 def unit(x: Tensor) -> Tensor:

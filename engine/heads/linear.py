@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from engine.choices import check_numbers
 from engine.features import ImageFeatures, Needs, TextFeatures
 from engine.heads.base import EncoderFacts, Head, HeadConfig
-from engine.heads.inputs import unit
+from engine.heads.inputs import encoder_sizes, unit
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class LinearAlignmentConfig(HeadConfig):
     """Scale of the contrastive logits at the start; learned. The paper starts at 1."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, above_zero=("initial_scale",))
+        check_numbers(self, above_zero=("initial_scale",), integers={"embed_dim": 0})
 
     def fitted(self, encoder: EncoderFacts) -> LinearAlignmentConfig:
-        return replace(self, embed_dim=self.embed_dim or encoder.embed_dim)
+        return replace(self, **encoder_sizes(LinearAlignment.name, encoder, self, {"embed_dim": encoder.embed_dim}))
 
 
 class LinearAlignment(Head):

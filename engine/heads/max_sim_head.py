@@ -18,7 +18,18 @@ from torch import Tensor, nn
 from engine.choices import check_numbers
 from engine.features import ImageFeatures, Needs, TextFeatures
 from engine.heads.base import EncoderFacts, Head, HeadConfig
-from engine.heads.inputs import chosen_layers, grid_of, kept_tokens, patch_states, shortened, token_states, unit
+from engine.heads.inputs import (
+    check_grid,
+    check_reach,
+    chosen_layers,
+    encoder_sizes,
+    grid_of,
+    kept_tokens,
+    patch_states,
+    shortened,
+    token_states,
+    unit,
+)
 from engine.heads.neighbourhood import Neighbourhood
 from engine.ops.max_sim import max_sim, max_sim_pairs
 from engine.ops.max_sim_contrastive import max_sim_contrastive
@@ -55,27 +66,30 @@ class MaxSimHeadConfig(HeadConfig):
     """Rows and columns of the encoder's patches; none takes its own."""
 
     def __post_init__(self) -> None:
+        sizes = {"width": 1, "dim": 1, "heads": 1, "reach": 0, "image_width": 0, "text_width": 0}
+        places = {"image_layers": 1, "text_layers": 1, "grid": 1}
+        # The op takes temperatures up to this.
+        most = {"temperature": 1e30}
+        check_numbers(self, above_zero=("initial_scale",), integers=sizes | places, at_most=most)
+        check_grid("MaxSimHeadConfig", self.grid)
         if not 0 < self.final_temperature <= self.temperature:
             raise ValueError(
                 "MaxSimHeadConfig: temperatures must be above 0 and fall, got "
                 f"{self.temperature} to {self.final_temperature}"
             )
-        check_numbers(self, above_zero=("initial_scale",))
-        if self.reach < 0:
-            raise ValueError(f"MaxSimHeadConfig: reach must be at least 0, got {self.reach}")
-        if self.heads < 1 or self.width % self.heads:
+        if self.width % self.heads:
             raise ValueError(f"MaxSimHeadConfig: width must be a multiple of heads, got {self.width} and {self.heads}")
 
     def fitted(self, encoder: EncoderFacts) -> MaxSimHeadConfig:
-        who = MaxSimHead.name
+        who, grid = MaxSimHead.name, grid_of(MaxSimHead.name, encoder)
+        check_reach(who, self.reach, grid)
+        sizes = {"image_width": encoder.image_width, "text_width": encoder.text_width, "grid": grid}
         default = tuple(dict.fromkeys(max(1, round(encoder.image_layers * share / 6)) for share in (1, 2, 3)))
         return replace(
             self,
             image_layers=chosen_layers(who, "image", self.image_layers, default, encoder.image_layers),
             text_layers=chosen_layers(who, "text", self.text_layers, (encoder.text_layers,), encoder.text_layers),
-            image_width=self.image_width or encoder.image_width,
-            text_width=self.text_width or encoder.text_width,
-            grid=self.grid or grid_of(who, encoder),
+            **encoder_sizes(who, encoder, self, sizes),
         )
 
 

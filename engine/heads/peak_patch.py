@@ -8,9 +8,11 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from engine.choices import check_numbers
 from engine.features import ImageFeatures, Needs, TextFeatures, TextReadout
 from engine.heads.base import EncoderFacts, Head, HeadConfig
 from engine.heads.ecn import ECN, ECNConfig
+from engine.heads.inputs import encoder_sizes
 from engine.heads.scn import SCN, CorrectedScores, SCNConfig
 from engine.reference.peak_patch import TokenNorm, at_end
 
@@ -31,6 +33,7 @@ class PeakPatchConfig(ECNConfig, SCNConfig, HeadConfig):
     def __post_init__(self) -> None:
         ECNConfig.__post_init__(self)
         SCNConfig.__post_init__(self)
+        check_numbers(self, at_least_zero=("norm_eps",))
         if self.parts not in PARTS:
             raise ValueError(f"PeakPatchConfig: parts must be one of {', '.join(map(repr, PARTS))}, got {self.parts!r}")
 
@@ -47,8 +50,6 @@ class PeakPatchConfig(ECNConfig, SCNConfig, HeadConfig):
         peak = self.peak or max(1, round(count * 8 / 12))
         anchor = self.anchor or max(1, round(peak * 6 / 8))
         found = {
-            "width": width,
-            "embed_dim": dim,
             "hidden": 2 * width,
             "heads": _heads(width),
             "peak": peak,
@@ -58,10 +59,8 @@ class PeakPatchConfig(ECNConfig, SCNConfig, HeadConfig):
             "context": max(1, dim // 4),
         }
         filled: dict[str, Any] = {name: getattr(self, name) or value for name, value in found.items()}
+        filled |= encoder_sizes(PeakPatch.name, encoder, self, {"width": width, "embed_dim": dim})
         config = replace(self, **filled)
-        for name, wanted in (("width", width), ("embed_dim", dim)):
-            if getattr(config, name) != wanted:
-                raise ValueError(f"peakpatch: {name} must be {encoder.name}'s {wanted}, got {getattr(config, name)}")
         for name in ("peak", "anchor", "low"):
             if getattr(config, name) > count:
                 raise ValueError(f"peakpatch: {name} must be a text layer, 1 to {count}, got {getattr(config, name)}")

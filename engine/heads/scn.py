@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from engine.choices import check_numbers
 from engine.heads.ecn import check_sizes
 from engine.ops.peak_patch_correct import peak_patch_pairs
 
@@ -34,8 +35,7 @@ class SCNConfig:
 
     def __post_init__(self) -> None:
         check_sizes(self, ("embed_dim", "low", "score_hidden", "context"))
-        if not self.bound > 0:
-            raise ValueError(f"{type(self).__name__}: bound must be above 0, got {self.bound}")
+        check_numbers(self, above_zero=("bound",))
 
 
 class CorrectedScores(NamedTuple):

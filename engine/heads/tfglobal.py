@@ -12,8 +12,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from engine.choices import check_numbers
 from engine.features import ImageFeatures, Needs, TextFeatures
 from engine.heads.base import EncoderFacts, Head, HeadConfig
+from engine.heads.inputs import encoder_sizes
 from engine.heads.pair_transformer import PairSizes, PairTransformer, Side, head_count
 
 
@@ -32,6 +34,9 @@ class TFGlobalConfig(HeadConfig):
     embed_dim: int = 0
     """Width of the encoder's embeddings; 0 takes its own."""
 
+    def __post_init__(self) -> None:
+        check_numbers(self, integers=dict.fromkeys(("layers", "width", "heads", "mlp", "embed_dim"), 0))
+
     def fitted(self, encoder: EncoderFacts) -> TFGlobalConfig:
         width = self.width or encoder.text_width
         return replace(
@@ -39,7 +44,7 @@ class TFGlobalConfig(HeadConfig):
             width=width,
             heads=self.heads or head_count(width),
             mlp=self.mlp or 4 * width,
-            embed_dim=self.embed_dim or encoder.embed_dim,
+            **encoder_sizes(TFGlobal.name, encoder, self, {"embed_dim": encoder.embed_dim}),
         )
 
 

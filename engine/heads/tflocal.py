@@ -14,9 +14,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from engine.choices import check_numbers
 from engine.features import ImageFeatures, Needs, TextFeatures
 from engine.heads.base import EncoderFacts, Head, HeadConfig
-from engine.heads.inputs import chosen_layers, grid_of, kept_tokens, patch_states, shortened, token_states
+from engine.heads.inputs import (
+    check_grid,
+    check_reach,
+    chosen_layers,
+    encoder_sizes,
+    grid_of,
+    kept_tokens,
+    patch_states,
+    shortened,
+    token_states,
+)
 from engine.heads.neighbourhood import Neighbourhood
 from engine.heads.pair_transformer import PairSizes, PairTransformer, Side, head_count
 
@@ -47,11 +58,14 @@ class TFLocalConfig(HeadConfig):
     """Rows and columns of the encoder's patches; none takes its own."""
 
     def __post_init__(self) -> None:
-        if self.reach < 0:
-            raise ValueError(f"TFLocalConfig: reach must be at least 0, got {self.reach}")
+        sizes = ("layers", "width", "heads", "mlp", "reach", "image_width", "text_width")
+        check_numbers(self, integers=dict.fromkeys(sizes, 0) | {"image_layers": 1, "text_layers": 1, "grid": 1})
+        check_grid("TFLocalConfig", self.grid)
 
     def fitted(self, encoder: EncoderFacts) -> TFLocalConfig:
-        who = TFLocal.name
+        who, grid = TFLocal.name, grid_of(TFLocal.name, encoder)
+        check_reach(who, self.reach, grid)
+        sizes = {"image_width": encoder.image_width, "text_width": encoder.text_width, "grid": grid}
         last_image, last_text = (encoder.image_layers,), (encoder.text_layers,)
         width = self.width or encoder.text_width
         return replace(
@@ -61,9 +75,7 @@ class TFLocalConfig(HeadConfig):
             mlp=self.mlp or 4 * width,
             image_layers=chosen_layers(who, "image", self.image_layers, last_image, encoder.image_layers),
             text_layers=chosen_layers(who, "text", self.text_layers, last_text, encoder.text_layers),
-            image_width=self.image_width or encoder.image_width,
-            text_width=self.text_width or encoder.text_width,
-            grid=self.grid or grid_of(who, encoder),
+            **encoder_sizes(who, encoder, self, sizes),
         )
 
     @property

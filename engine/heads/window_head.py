@@ -25,10 +25,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.choices import check_choice
+from engine.choices import check_choice, check_numbers
 from engine.features import ClassPath, ImageFeatures
 from engine.heads.base import EncoderFacts, HeadConfig, StoredHead, check_belongs
-from engine.heads.inputs import chosen_layers, grid_of, patch_states, unit
+from engine.heads.inputs import check_grid, chosen_layers, encoder_sizes, grid_of, patch_states, unit
 from engine.ops.window_attention import window_attention
 
 Activation = Literal["gelu", "quick_gelu", "hard_swish"]
@@ -71,6 +71,9 @@ class WindowHeadConfig(HeadConfig):
     def __post_init__(self) -> None:
         check_choice("WindowHeadConfig", "activation", self.activation, get_args(Activation))
         check_choice("WindowHeadConfig", "start", self.start, get_args(Start))
+        sizes = ("heads", "hidden", "image_width", "embed_dim")
+        check_numbers(self, integers=dict.fromkeys(sizes, 0) | {"layers": 1, "grid": 1})
+        check_grid("WindowHeadConfig", self.grid)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"WindowHeadConfig: dropout must be from 0 to below 1, got {self.dropout}")
         if self.heads and self.image_width % self.heads:
@@ -82,16 +85,15 @@ class WindowHeadConfig(HeadConfig):
         """Layers and sizes of the encoder where none were given. Raises ValueError for one without a patch grid."""
         who, depth = WindowHead.name, encoder.image_layers
         default = tuple(range(max(1, depth - 4), depth)) or (depth,)
-        width = self.image_width or encoder.image_width
+        width, grid = encoder.image_width, grid_of(who, encoder)
         heads = max(4, width // 64)
+        sizes = {"image_width": width, "embed_dim": encoder.embed_dim, "grid": grid}
         return replace(
             self,
             layers=chosen_layers(who, "image", self.layers, default, depth),
             heads=self.heads or (1 if width % heads else heads),
             hidden=self.hidden or 4 * width,
-            image_width=width,
-            embed_dim=self.embed_dim or encoder.embed_dim,
-            grid=self.grid or grid_of(who, encoder),
+            **encoder_sizes(who, encoder, self, sizes),
         )
 
 

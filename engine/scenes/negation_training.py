@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.choices import check_choice
+from engine.choices import check_choice, check_seed
 from engine.scenes.captions import absent_phrase, caption_for, phrase
 from engine.scenes.items import picture_of
 from engine.scenes.settings import STANDARD
@@ -60,7 +60,7 @@ def negation_examples(
         sets: the wordings used, of `engine.scenes.wordings.WORDINGS`.
         split: `"in_domain"`, or `"held_out"` for combinations that training never shows.
 
-    Raises ValueError for `n` below 1, an unknown set or split.
+    Raises ValueError for `n` below 1, a seed below 0, an unknown set or split.
 
     >>> example = negation_examples(1, seed=0)[0]
     >>> example.kind, len(set(example.options))
@@ -68,6 +68,7 @@ def negation_examples(
     """
     if n < 1:
         raise ValueError(f"negation_examples: n must be at least 1, got {n}")
+    check_seed("negation_examples", seed)
     check_sets(sets)
     check_choice("negation_examples", "split", split, EXAMPLE_SPLITS)
     rng = np.random.default_rng((seed, 103))

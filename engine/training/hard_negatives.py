@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from engine.choices import check_choice
+from engine.choices import check_choice, check_seed
 from engine.datasets.base import ImageRef
 from engine.datasets.captioned import CaptionedImages, CaptionedItem, Problem, usable
 from engine.scenes.negation_training import TRAINING_SETS, NegationExample, negation_examples
@@ -37,9 +37,10 @@ def with_negatives(data: CaptionedImages, kind: Negatives, *, seed: int = 0) -> 
             `"negation"` (denials, see `denials`) or `"none"` (captions alone; negatives that were read are dropped).
         seed: decides swaps, templates and what is denied.
 
-    Raises ValueError for an unknown kind, or when nothing is left.
+    Raises ValueError for an unknown kind, a seed below 0, or when nothing is left.
     """
     check_choice("with_negatives", "kind", kind, get_args(Negatives))
+    check_seed("with_negatives", seed)
     if kind == "none":
         return replace(data, items=tuple(replace(x, negatives=(), negative_image=None) for x in data.items))
     if kind == "file":

@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from engine.choices import check_numbers, check_seed
 from engine.engine import Engine
 from engine.features import ImageFeatures, Needs, TextFeatures
 from engine.heads.inputs import shortened
@@ -92,6 +93,10 @@ class ScenesQuads:
     described_share: float = 0.0
 
     def __post_init__(self) -> None:
+        if not self.categories:
+            raise ValueError(f"ScenesQuads: categories must name at least one, such as {CATEGORIES[0]}, got none")
+        check_numbers(self, integers={"items": 1})
+        check_seed("ScenesQuads", self.seed)
         if not 0 <= self.described_share <= 1:
             raise ValueError(f"ScenesQuads: described_share must be from 0 to 1, got {self.described_share}")
 

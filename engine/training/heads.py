@@ -103,12 +103,16 @@ class HeadTrainConfig:
     def __post_init__(self) -> None:
         check_choice("HeadTrainConfig", "loss", self.loss, get_args(Loss))
         check_choice("HeadTrainConfig", "precision", self.precision, get_args(Precision))
-        least = {"steps": 1, "epochs": 0, "batch_size": 1, "warmup_steps": 0, "threads": 0}
-        for name, lowest in (least | {"checkpoint_every": 1, "evaluate_every": 0, "log_every": 1}).items():
-            if getattr(self, name) < lowest:
-                raise ValueError(f"HeadTrainConfig: {name} must be at least {lowest}, got {getattr(self, name)}")
-        positive = ("learning_rate", "epsilon", "clip_norm")
-        check_numbers(self, above_zero=positive, at_least_zero=("weight_decay", "batch_weight", "batch_until"))
+        least = {"steps": 1, "epochs": 0, "batch_size": 1, "warmup_steps": 0, "threads": 0, "seed": 0}
+        # Seeds are multiplied by a million, and must still be taken by generators of random numbers then.
+        most = {"learning_rate": 1000, "weight_decay": 1000, "threads": 1024, "seed": 1 << 43}
+        check_numbers(
+            self,
+            above_zero=("learning_rate", "epsilon", "clip_norm"),
+            at_least_zero=("weight_decay", "batch_weight", "batch_until"),
+            integers=least | {"checkpoint_every": 1, "evaluate_every": 0, "log_every": 1},
+            at_most=most | dict.fromkeys(("epsilon", "clip_norm", "batch_weight"), 1e30),
+        )
         if self.batch_weight and self.loss not in ("auto", "quads"):
             raise ValueError(
                 "HeadTrainConfig: batch_weight adds to the loss of quads, and must be 0 with another one, got "
@@ -250,7 +254,8 @@ class HeadRun:
         self.processes.average_gradients(self.head)
         norm = nn.utils.clip_grad_norm_(self.head.parameters(), config.clip_norm)
         if not torch.isfinite(norm):
-            raise FloatingPointError(f"train {self.head.name}: gradient is not finite at step {self.step}")
+            who = f"train {self.head.name}"
+            raise FloatingPointError(f"{who}: gradient is not finite at step {self.step}; lower the learning rate")
         rate = self.rate()
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["share"] * config.learning_rate

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from engine.choices import check_seed
 from engine.datasets.captioned import CaptionedItem, Problem
 from engine.scenes.captions import with_article
 from engine.scenes.negation_training import TRAINING_SETS, NegationExample, negation_examples
@@ -90,8 +91,9 @@ def photo_rows(pictures: Sequence[CaptionedItem], *, seed: int = 0, captions_per
     name. Right places and kinds rotate. Problems are pictures of fewer than two categories, or that lack none, and
     before them how many captions there are beyond `captions_per_image` of a picture.
 
-    Raises ValueError when no picture can be used.
+    Raises ValueError when no picture can be used, and for a seed below 0.
     """
+    check_seed("photo_rows", seed)
     every = sorted({name for picture in pictures for name in picture.present})
     rng = np.random.default_rng((seed, 104))
     rows: list[NegationRow] = []

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from engine.choices import check_numbers
 from engine.datasets.captioned import Problem
 from engine.encoders.base import EncoderSpec
 from engine.encoders.scenes_model import ScenesModelConfig
@@ -136,6 +137,9 @@ class JointObjective:
     penalty: float = 0.1
     keep: float = 0.0
     whole_score: bool = False
+
+    def __post_init__(self) -> None:
+        check_numbers(self, above_zero=("scale", "temperature"), at_least_zero=("penalty", "keep"))
 
     def __call__(self, head: Head, images: ImageFeatures, texts: TextFeatures) -> Tensor:
         """The loss of a batch in the order of `NegationData`."""

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from engine.atomic_files import written_whole
-from engine.choices import check_choice, check_numbers
+from engine.choices import check_choice, check_numbers, check_seed
 from engine.encoders.scenes import WordTokenizer, pixels_from_uint8, save_scenes
 from engine.encoders.scenes_model import ScenesModel, ScenesModelConfig
 from engine.scenes.captions import WORDS
@@ -91,16 +91,14 @@ class ScenesTrainConfig:
                 "ScenesTrainConfig: steps must be at least 1 and batch_size at least 2, got "
                 f"{self.steps} and {self.batch_size}"
             )
-        least = {"seed": 0, "checkpoint_every": 1, "evaluate_every": 1, "warmup_steps": 0, "threads": 0}
-        for name, lowest in least.items():
-            if getattr(self, name) < lowest:
-                raise ValueError(f"ScenesTrainConfig: {name} must be at least {lowest}, got {getattr(self, name)}")
-        if self.seed >= 1 << 63:
-            raise ValueError(f"ScenesTrainConfig: seed must be below 2**63, got {self.seed}")
+        check_seed("ScenesTrainConfig", self.seed)
         check_numbers(
             self,
             above_zero=("learning_rate", "block_learning_rate", "clip_norm", "max_scale"),
             at_least_zero=("weight_decay", "presence_weight", "count_weight"),
+            integers={"checkpoint_every": 1, "evaluate_every": 1, "warmup_steps": 0, "threads": 0},
+            at_most={"learning_rate": 1000, "block_learning_rate": 1000, "weight_decay": 1000, "threads": 1024}
+            | dict.fromkeys(("clip_norm", "presence_weight", "count_weight", "max_scale"), 1e30),
         )
         for name in ("one_group_until", "two_groups_until"):
             if not 0 <= getattr(self, name) <= 1:
@@ -202,7 +200,9 @@ class Run:
             theirs.grad = None
         norm = nn.utils.clip_grad_norm_(self.master.parameters(), config.clip_norm)
         if not torch.isfinite(norm):
-            raise FloatingPointError(f"train scenes: gradient is not finite at step {self.step}")
+            raise FloatingPointError(
+                f"train scenes: gradient is not finite at step {self.step}; lower the learning rates"
+            )
         rate = self.rate()
         for optimizer, peak in zip(self.optimizers, self.peak_rates, strict=True):
             for group in optimizer.param_groups:

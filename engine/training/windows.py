@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from engine.choices import Fill
+from engine.choices import Fill, check_numbers
 from engine.crops import CropGrid, crops
 from engine.datasets.captioned import Problem
 from engine.encoders.base import view
@@ -59,9 +59,7 @@ class WindowPictures:
     """Of scenes, windows and places."""
 
     def __post_init__(self) -> None:
-        for name, least in (("pictures", 1), ("windows", 2), ("places", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"WindowPictures: {name} must be at least {least}, got {getattr(self, name)}")
+        check_numbers(self, integers={"pictures": 1, "windows": 2, "places": 1, "data_seed": 0})
 
     def __len__(self) -> int:
         return self.pictures
@@ -254,11 +252,7 @@ class WindowObjective:
     """Pairs of phrases C."""
 
     def __post_init__(self) -> None:
-        if self.wording < 0 or self.wordings < 1:
-            raise ValueError(
-                "WindowObjective: wording must not be negative and wordings at least 1, got "
-                f"{self.wording} and {self.wordings}"
-            )
+        check_numbers(self, at_least_zero=("wording",), integers={"wordings": 1})
 
 
 class WindowLoss:
