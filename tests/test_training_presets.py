@@ -12,9 +12,14 @@ from engine.cli.main import main
 from engine.cli.peak_patch_training import TrainECN, TrainPeakPatch
 from engine.cli.progress import Told
 from engine.cli.training import TrainFinetune, TrainLinear, TrainMaxSimHead, TrainTFLocal
+from engine.encoders.scenes import load_scenes
+from engine.heads.base import shipped_head
 from engine.heads.peak_patch import PeakPatchConfig
+from engine.heads.registry import load_head
+from engine.heads.tfglobal import TFGlobalConfig
+from engine.heads.tflocal import TFLocalConfig
 from engine.training.peak_patch import PAPER, SCENES, SCENES_TRAINING
-from engine.training.presets import TRAINING
+from engine.training.presets import TRAINING, head_for
 
 
 def test_scenes_are_the_default_and_the_papers_numbers_are_those_of_the_papers():
@@ -26,6 +31,15 @@ def test_scenes_are_the_default_and_the_papers_numbers_are_those_of_the_papers()
     assert (found.batch_size, found.learning_rate, found.epsilon, found.weight_decay) == (400, 1e-6, 1e-6, 0.1)
     found = TrainLinear(preset="paper").config
     assert (found.batch_size, found.learning_rate, found.epochs, found.loss) == (1024, 1e-3, 10, "captions")
+
+
+def test_sizes_of_the_shipped_heads_are_for_the_embedded_model_alone():
+    spec = load_scenes().spec
+    for name, kind in (("tflocal", TFLocalConfig), ("tfglobal", TFGlobalConfig)):
+        shipped = load_head(shipped_head(name)).config
+        assert kind().fitted(spec) != shipped == head_for(name, spec, kind()).fitted(spec)
+        assert head_for(name, spec, kind(layers=1)) == kind(layers=1)
+        assert head_for(name, replace(spec, family="clip"), kind()) == kind()
 
 
 def test_options_of_ones_own_go_before_the_papers():

@@ -37,7 +37,7 @@ from engine.training.hard_negatives import scene_denials, with_negatives
 from engine.training.head_data import HeadData, ScenesQuads, scenes_data
 from engine.training.heads import Evaluate, HeadTrainConfig, train_head
 from engine.training.held_out import HeldOutFigures, apart, held_out
-from engine.training.presets import TRAINING, Preset, with_preset
+from engine.training.presets import TRAINING, Preset, head_for, with_preset
 from engine.training.processes import processes
 from engine.training.scenes import ScenesTrainConfig, train
 
@@ -169,7 +169,8 @@ class TrainHead(WithNegatives):
         own = self.own_items()
         shared = processes()
         peaksim = load(self.model, device=shared.place(self.device))
-        head = HEADS[self.name].build(peaksim.spec, self.head, seed=self.training.seed).to(peaksim.encoder.device)
+        sizes = head_for(self.name, peaksim.spec, self.head) if self.preset == "scenes" else self.head
+        head = HEADS[self.name].build(peaksim.spec, sizes, seed=self.training.seed).to(peaksim.encoder.device)
         with speaking() as speaker:
             needs, told = head.needs(), speaker.features
             with shared.main_first():

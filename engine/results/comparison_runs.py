@@ -25,8 +25,6 @@ from engine.heads.base import Head, HeadConfig, Trainable
 from engine.heads.linear import LinearAlignmentConfig
 from engine.heads.max_sim_head import MaxSimHeadConfig
 from engine.heads.registry import HEADS
-from engine.heads.tfglobal import TFGlobalConfig
-from engine.heads.tflocal import TFLocalConfig
 from engine.metrics import bootstrap_interval
 from engine.results.json_lines import read_json_lines
 from engine.results.run import Run
@@ -38,6 +36,7 @@ from engine.training.finetune import PixelQuads, WholeEncoder
 from engine.training.head_data import CATEGORIES, HeadData, ScenesQuads, scenes_data
 from engine.training.heads import Batches, BatchLoss, HeadTrainConfig, Precision, train_head
 from engine.training.negatives import NEGATIVES, Negatives, NegativesObjective
+from engine.training.presets import SCENES_HEADS
 
 STEPS, BATCH = (750, 750), 32
 # Of the loss over the batch, in both parts.
@@ -67,8 +66,8 @@ class Arm:
 
 
 ARMS: Mapping[str, Arm] = {
-    "tflocal": Arm(1e-3, TFLocalConfig(layers=2, heads=4, mlp=256, image_layers=(3, 6)), precision="bfloat16", group=8),
-    "tfglobal": Arm(1e-3, TFGlobalConfig(layers=2, heads=4, mlp=256), precision="bfloat16", group=8),
+    "tflocal": Arm(1e-3, SCENES_HEADS["tflocal"], precision="bfloat16", group=8),
+    "tfglobal": Arm(1e-3, SCENES_HEADS["tfglobal"], precision="bfloat16", group=8),
     FINETUNE: Arm(3e-4, weight_decay=0.05, precision="bfloat16"),
     "max_sim_head": Arm(3e-3, MaxSimHeadConfig(image_layers=IMAGE_LAYERS)),
     "linear": Arm(3e-3, LinearAlignmentConfig(initial_scale=20.0), weight_decay=0.0),

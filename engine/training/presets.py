@@ -7,6 +7,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Literal
 
+from engine.encoders.base import EncoderSpec
+from engine.encoders.scenes_model import ScenesModelConfig
+from engine.heads.base import HeadConfig
+from engine.heads.tfglobal import TFGlobalConfig
+from engine.heads.tflocal import TFLocalConfig
 from engine.training.heads import HeadTrainConfig
 
 Preset = Literal["scenes", "paper"]
@@ -26,7 +31,7 @@ TRAINING: Mapping[str, HeadTrainConfig] = {
         output=Path("runs/tflocal"),
         loss="auto",
         steps=2000,
-        batch_size=8,
+        batch_size=16,
         precision="bfloat16",
         learning_rate=1e-3,
         batch_weight=1.0,
@@ -92,6 +97,21 @@ PAPERS: Mapping[str, HeadTrainConfig] = {
         epochs=20, batch_size=2048, learning_rate=1e-3, weight_decay=0.01, warmup_steps=0
     ),
 }
+
+
+# Sizes of heads on the embedded model; any other takes those that fit ViT-B/32.
+SCENES_HEADS: Mapping[str, HeadConfig] = {
+    "tflocal": TFLocalConfig(layers=2, heads=4, mlp=256, image_layers=(3, 6)),
+    "tfglobal": TFGlobalConfig(layers=2, heads=4, mlp=256),
+}
+
+
+def head_for(name: str, encoder: EncoderSpec, config: HeadConfig) -> HeadConfig:
+    """The sizes for this encoder: of the embedded model those measured for it, where no others were given."""
+    known = SCENES_HEADS.get(name)
+    if known is None or (encoder.family, encoder.text_layers) != ("scenes", ScenesModelConfig().text_layers):
+        return config
+    return known if config == type(config)() else config
 
 
 def with_preset(name: str, preset: Preset, given: HeadTrainConfig, default: HeadTrainConfig) -> HeadTrainConfig:
