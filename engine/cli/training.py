@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -25,7 +25,7 @@ from engine.cli.training_data import (
 )
 from engine.cli.window_head_training import TrainWindowHead
 from engine.datasets.captioned import CaptionedImages
-from engine.heads.base import Head, HeadConfig
+from engine.heads.base import HeadConfig
 from engine.heads.linear import LinearAlignmentConfig
 from engine.heads.max_sim_head import MaxSimHeadConfig
 from engine.heads.tfglobal import TFGlobalConfig
@@ -199,15 +199,7 @@ class TrainHead(WithNegatives):
     def figures_of_scenes(self, peaksim: Engine) -> Evaluate:
         """Group scores on pairs of scenes that are held out."""
         from engine.benchmarks.heads import GroupFigures
-        from engine.scorers.base import Scorer
-        from engine.scorers.learned import HeadScorer
-        from engine.scorers.registry import get_scorer
-
-        plain = get_scorer(self.name)
-        assert isinstance(plain, HeadScorer)
-
-        def with_head(trained: Head) -> Scorer:
-            return replace(plain, head=trained)
+        from engine.scorers.registry import with_head
 
         return GroupFigures(peaksim, with_head, items=self.figure_items, categories=self.categories)
 

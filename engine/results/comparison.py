@@ -26,7 +26,6 @@ from engine.results.comparison_runs import (
     cell_of,
     cells,
     read_lines,
-    with_head,
 )
 from engine.results.figures import (
     Figure,
@@ -37,6 +36,7 @@ from engine.results.figures import (
     write_figures,
 )
 from engine.results.run import Run
+from engine.scorers.registry import with_head
 from engine.training.negatives import NEGATIVES
 
 NAME = "comparison"
@@ -145,7 +145,7 @@ def _shipped(run: Run) -> list[Figure]:
     items = run.items(ITEMS, QUICK_ITEMS)
     found = []
     for split in SPLITS[1:] if run.quick else SPLITS:
-        measure = GroupFigures(peaksim, with_head, items=items, categories=CATEGORIES, split=split, seed=2026)
+        measure = GroupFigures(peaksim, with_head, items=items, categories=CATEGORIES, split=split, seed=ITEM_SEED)
         for name in SHIPPED:
             run.progress(f"{split}: {name}", 0, 1)
             head = load_head(shipped_head(name), fingerprint=peaksim.spec.fingerprint)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,8 +30,7 @@ from engine.results.json_lines import read_json_lines
 from engine.results.run import Run
 from engine.scorers.base import Scorer
 from engine.scorers.global_cosine import GlobalCosine
-from engine.scorers.learned import HeadScorer
-from engine.scorers.registry import get_scorer
+from engine.scorers.registry import with_head
 from engine.training.finetune import PixelQuads, WholeEncoder
 from engine.training.head_data import CATEGORIES, HeadData, ScenesQuads, scenes_data
 from engine.training.heads import Batches, BatchLoss, HeadTrainConfig, Precision, train_head
@@ -207,13 +206,6 @@ class Comparison:
 
     def _figures_of(self, engine: Engine, scorer: Callable[[Any], Scorer], split: str) -> GroupFigures:
         return GroupFigures(engine, scorer, items=self.items, categories=CATEGORIES, split=split, seed=ITEM_SEED)
-
-
-def with_head(head: Head) -> Scorer:
-    """The scorer of a head."""
-    plain = get_scorer(head.name)
-    assert isinstance(plain, HeadScorer)
-    return replace(plain, head=head)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from engine.heads.base import Head
 from engine.scorers.base import Scorer
 from engine.scorers.global_cosine import GlobalCosine
+from engine.scorers.learned import HeadScorer
 from engine.scorers.linear import LinearScorer
 from engine.scorers.max_sim import MaxSim
 from engine.scorers.max_sim_head import MaxSimHeadScorer
@@ -43,3 +47,10 @@ def get_scorer(scorer: str | Scorer) -> Scorer:
     if scorer not in SCORERS:
         raise ValueError(f"scorer: must be one of {', '.join(map(repr, sorted(SCORERS)))}, got {scorer!r}")
     return SCORERS[scorer]()
+
+
+def with_head(head: Head) -> HeadScorer:
+    """The scorer of a head, with its default options. Raises ValueError for a head that no scorer is named after."""
+    plain = get_scorer(head.name)
+    assert isinstance(plain, HeadScorer)
+    return replace(plain, head=head)
